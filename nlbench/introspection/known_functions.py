@@ -101,6 +101,7 @@ def is_root_mean_square_norm(module: nn.Module, width: int) -> bool:
     def deviation() -> Tensor:
         x, other = torch.randn(2, 3, width, generator=generator)
         trial = copy.copy(module)
+        vars(trial).pop("forward", None)  # It may be wrapped, and belong to the original.
         trial._parameters = {
             name: nn.Parameter(1 + torch.rand(parameter.shape, generator=generator))
             for name, parameter in module.named_parameters(recurse=False)

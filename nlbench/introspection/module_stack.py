@@ -14,18 +14,12 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import (
-    Container,
-    Iterable,
-    Iterator,
-    Mapping,
-    MutableMapping,
-    Sequence,
-)
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -38,8 +32,6 @@ from .axes import Layouts
 from .function_calls import FunctionCall, tensors_in
 from .known_functions import known_kind
 from .operations import Operation, named_modules
-
-NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 # Calls in these modules are also named after the module, for traces that bend there.
 _POOLING: tuple[type[nn.Module], ...] = (
@@ -203,11 +195,15 @@ class HandwrittenCall:
 
 
 @dataclass(eq=False)
-class Frame:
-    """A running module call.
+class ModuleCall:
+    """A call of a module's forward.
 
     Parameters
     ----------
+    forward : callable
+        The module's own forward method.
+    args, kwargs
+        Its arguments.
     activations : int
         Number of activation calls that it has made.
     handwritten : HandwrittenCall, optional
@@ -215,19 +211,27 @@ class Frame:
     """
 
     module: nn.Module
-    call: CallId
+    id: CallId
+    forward: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     activations: int = 0
     handwritten: HandwrittenCall | None = None
 
+    def arguments(self) -> Iterator[tuple[int | str, Any]]:
+        """Yield the arguments with their positions or keywords."""
+        yield from enumerate(self.args)
+        yield from self.kwargs.items()
+
 
 class ModuleStack(TorchFunctionMode):
-    """Function mode that tracks the running modules of a model and numbers their calls.
+    """Function mode that passes each module call to `around`, and numbers the calls.
 
     Attributes
     ----------
     module_calls : Counter
         Number of calls of each module in this pass, by path.
-    frames : list of Frame
+    stack : list of ModuleCall
         Running module calls, the innermost last.
     """
 
@@ -239,66 +243,63 @@ class ModuleStack(TorchFunctionMode):
 
     def restart(self) -> None:
         """Begin a forward pass in this thread, and discard the previous pass's calls."""
-        # The model may run in another thread at the same time and call the hooks there.
+        # The model may run in another thread at the same time.
         self._thread = threading.get_ident()
-        self.frames: list[Frame] = []
+        self.stack: list[ModuleCall] = []
         self.module_calls: Counter[str] = Counter()
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Register hooks that track the running module, and remove them on exit."""
-        with ExitStack() as hooks:
+        """Wrap the forward method of every module, and remove the wrappers on exit."""
+        before = [(vars(module), vars(module).get("forward")) for module in self._paths]
+        try:
             for module in self._paths:
-                # These are the last hook before and the first hook after forward, so that a user's
-                # own hooks count as called from outside.
-                before = module.register_forward_pre_hook(self._enter, with_kwargs=True)
-                hooks.callback(before.remove)
-                after = module.register_forward_hook(self._leave, prepend=True, always_call=True)
-                hooks.callback(after.remove)
+                vars(module)["forward"] = self._wrap(module, module.forward)
             yield
+        finally:
+            for attributes, forward in before:
+                attributes["forward"] = forward
+                if forward is None:
+                    del attributes["forward"]
+
+    def _wrap(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        path = self._paths[module]
+
+        @wraps(forward)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            # A forward that isn't called through its module is part of its caller.
+            is_call = sys._getframe(1).f_code.co_filename == _CALLER_FILE
+            if not is_call or threading.get_ident() != self._thread:
+                return forward(*args, **kwargs)
+            identity = CallId(path, self.module_calls[path])
+            self.module_calls[path] += 1
+            return self.around(ModuleCall(module, identity, forward, args, kwargs))
+
+        return wrapper
+
+    def around(self, call: ModuleCall) -> Any:
+        """Run a module call, and return its output; subclasses extend this method."""
+        self.stack.append(call)
+        try:
+            return call.forward(*call.args, **call.kwargs)
+        finally:
+            self.stack.pop()
 
     @property
     def running(self) -> nn.Module | None:
         """Module whose forward is running, or None."""
-        return self.frames[-1].module if self.frames else None
+        return self.stack[-1].module if self.stack else None
 
     def number_activation(self, call: FunctionCall) -> CallId | None:
         """Count an activation call and return its identity, or None for any other call."""
-        if not self.frames or not call.operation.kind or not isinstance(call.input, Tensor):
+        if not self.stack or not call.operation.kind or not isinstance(call.input, Tensor):
             return None
-        frame = self.frames[-1]
-        frame.activations += 1
-        return frame.call._replace(position=frame.activations - 1)
+        caller = self.stack[-1]
+        caller.activations += 1
+        return caller.id._replace(position=caller.activations - 1)
 
-    def entered(self, frame: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Handle the begin of a module call, and return other arguments or None."""
 
-    def left(self, frame: Frame, output: Any) -> Any:
-        """Handle the end of a module call, whose output is None after an error.
-
-        Return another output, or None to keep it.
-        """
-
-    def _enter(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = NO_KEYWORDS
-    ) -> Any:
-        # The keywords are missing while another thread removes its hook.
-        if threading.get_ident() != self._thread:
-            return None
-        path = self._paths[module]
-        frame = Frame(module, CallId(path, self.module_calls[path]))
-        self.module_calls[path] += 1
-        changed = self.entered(frame, args, kwargs)
-        self.frames.append(frame)
-        return changed
-
-    def _leave(self, module: nn.Module, args: object, output: object) -> Any:
-        if threading.get_ident() != self._thread:
-            return None
-        if not self.frames or self.frames[-1].module is not module:
-            # Another hook raised an error before this one was called.
-            return None
-        return self.left(self.frames.pop(), output)
+_CALLER_FILE = nn.Module._call_impl.__code__.co_filename
 
 
 class SiteNames(ModuleStack):
@@ -369,7 +370,7 @@ class SiteNames(ModuleStack):
     @property
     def handwritten(self) -> HandwrittenCall | None:
         """Current call of a module, if it may be a handwritten activation."""
-        return self.frames[-1].handwritten if self.frames else None
+        return self.stack[-1].handwritten if self.stack else None
 
     def name(self, kind: str) -> SiteName:
         """Name a call in the running module, and count it."""
@@ -461,21 +462,25 @@ class SiteNames(ModuleStack):
     ) -> None:
         """Handle the end of a possible handwritten activation; `name` is None if it is not one."""
 
-    def entered(self, frame: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Begin a possible handwritten activation."""
+    def around(self, call: ModuleCall) -> Any:
+        """Run a module call, which may be a handwritten activation."""
         if (outer := self.handwritten) is not None:
             outer.possible = False
-        source = self._handwritten_input(frame.module, args, kwargs)
+        source = self._handwritten_input(call)
         if source is not None:
-            frame.handwritten = HandwrittenCall(frame.module, source, frame.call)
+            call.handwritten = HandwrittenCall(call.module, source, call.id)
+        output = None
+        try:
+            output = super().around(call)
+        finally:
+            self._returned = call.id.path
+            if call.handwritten is not None:
+                self._end_handwritten(call.handwritten, output)
+        return output
 
-    def left(self, frame: Frame, output: Any) -> None:
-        """End a possible handwritten activation."""
-        module = frame.module
-        handwritten = frame.handwritten
-        self._returned = frame.call.path
-        if handwritten is None:
-            return
+    def _end_handwritten(self, handwritten: HandwrittenCall, output: Any) -> None:
+        """End a possible handwritten activation, whose output is None after an error."""
+        module = handwritten.module
         is_activation = handwritten.is_activation(output)
         if is_activation:
             self._handwritten_modules.add(module)
@@ -507,16 +512,15 @@ class SiteNames(ModuleStack):
                 pieces[inner.kind] += 1
         return name
 
-    def _handwritten_input(
-        self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Tensor | None:
+    def _handwritten_input(self, call: ModuleCall) -> Tensor | None:
         """Return the input of a possible handwritten activation, else None."""
+        module = call.module
         if module not in self._may_be_activation:
             # The model itself has no name for a site.
             self._may_be_activation[module] = module is not self.model and self._may_be_handwritten(
                 module
             )
-        arguments = list(itertools.chain(args, kwargs.values()))
+        arguments = [*call.args, *call.kwargs.values()]
         if not self._may_be_activation[module] or len(arguments) != 1:
             return None
         return arguments[0] if isinstance(arguments[0], Tensor) else None
@@ -556,7 +560,7 @@ def _origin() -> Origin | None:
 def running_module(modules: Container[nn.Module]) -> nn.Module | None:
     """Return the innermost of `modules` that is running in this thread, or None.
 
-    It is found on Python's call stack, for code that runs without the hooks of `SiteNames`. A
+    It is found on Python's call stack, for code that runs outside `SiteNames.hooked`. A
     module's own hooks count as part of its call.
 
     Examples

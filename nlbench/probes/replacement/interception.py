@@ -7,18 +7,17 @@ modules come from a cache.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nlbench.introspection.axes import softmax_axis
 from nlbench.introspection.function_calls import FunctionCall, tensors_in
-from nlbench.introspection.module_stack import CallId, Frame, ModuleStack
+from nlbench.introspection.module_stack import CallId, ModuleCall, ModuleStack
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,7 @@ class CallInterception(ModuleStack):
 
     Examples
     --------
+    >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     >>> calls = []
     >>> def around(call, x, compute):
@@ -82,42 +82,14 @@ class CallInterception(ModuleStack):
         """
         self.restart()
         self._around = around
-        self._entered: Frame | None = None
-        with self.hooked(), self._patched(), self:
+        with self.hooked(), self:
             return self.model(inputs)
 
-    @contextmanager
-    def _patched(self) -> Iterator[None]:
-        """Wrap the forward method of every module, and remove the wrappers on exit."""
-        before = [(module, vars(module).get("forward")) for module in self._paths]
-        try:
-            for module in self._paths:
-                vars(module)["forward"] = self._wrap(module, module.forward)
-            yield
-        finally:
-            for module, forward in before:
-                if forward is None:
-                    vars(module).pop("forward", None)
-                else:
-                    vars(module)["forward"] = forward
-
-    def entered(self, frame: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Remember the module call whose forward is called next."""
-        self._entered = frame
-
-    def _wrap(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            frame = self._entered
-            # A forward that is called without its module's hooks is part of its caller.
-            if threading.get_ident() != self._thread or frame is None or frame.module is not module:
-                return forward(*args, **kwargs)
-            self._entered = None
-            x = first_tensor((*args, *kwargs.values()))
-            if x is None:
-                return forward(*args, **kwargs)
-            return self._around(frame.call, x, lambda: forward(*args, **kwargs))
-
-        return wrapper
+    def around(self, call: ModuleCall) -> Any:
+        """Pass a module call with a tensor among its arguments to the function."""
+        x = first_tensor((*call.args, *call.kwargs.values()))
+        compute = partial(super().around, call)
+        return compute() if x is None else self._around(call.id, x, compute)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = FunctionCall(func, args, kwargs)

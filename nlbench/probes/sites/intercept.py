@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -84,14 +85,16 @@ class CapturePolicy:
         return capture(tensor, axis, self.reduction, self.functions)
 
 
-@dataclass(frozen=True)
-class PendingCall:
-    """A call before its output is known.
+@dataclass
+class SiteCall:
+    """One call at a site.
 
     Parameters
     ----------
-    side : Side or None
-        Input of the call; None if the call is not selected.
+    label : str
+        Name of the place while the call runs.
+    x : Side or None
+        Input of the call; None if the call is not selected, or can't be measured.
     batch : int or None
         Batch axis of the input; None if it is computed from constants only.
     axis : int
@@ -102,51 +105,35 @@ class PendingCall:
         True if the channel axis is a guess.
     sampled : bool
         True if the tensor may depend on the model's input.
-    label : str
-        Name of the place while the call runs.
     problem : str
-        Reason why the rows are unknown; empty if they are known.
+        Reason why the call can't be measured; empty if it can.
     any_rows : bool
-        True if the rows of the side are known, but not the sample of each.
+        True if the rows are known, but not the sample of each.
+    y : Side or None
+        Output of the call, like the input; None until the call has returned.
+    site : SiteName
+        Known at the end of a handwritten activation.
+    call : CallId, optional
+        Position of an activation call in the forward pass.
+    role : {"activation", "gate", "attention", "softcap", "block", "mlp", "span", "module"}
+    trackers : list of GateTracker or RoleTracker
+        Trackers that determine the role if it depends on how the output is used.
     """
 
-    side: Side | None
+    label: str
+    x: Side | None
     batch: int | None
     axis: int
     shape: tuple[int, ...]
     assumed: bool
-    sampled: bool
-    label: str = ""
+    sampled: bool = True
     problem: str = ""
     any_rows: bool = False
-
-
-@dataclass
-class SiteCall:
-    """One call of an activation.
-
-    Parameters
-    ----------
-    pending : PendingCall
-        The call before its output was known.
-    y : Side or None
-        Output of the call; None if the call is not selected.
-    call : CallId, optional
-        Position of an activation call in the forward pass.
-    role : {"activation", "gate", "attention", "softcap"}
-    trackers : list of GateTracker or RoleTracker
-        Trackers that determine the role if it depends on how the output is used.
-    problem : str
-        Reason why the call can't be measured; empty if it can.
-    """
-
-    site: SiteName
-    pending: PendingCall
-    y: Side | None
+    y: Side | None = None
+    site: SiteName = field(default_factory=lambda: SiteName("", "", ""))
     call: CallId | None = None
     role: str = "activation"
     trackers: list[GateTracker | RoleTracker] = field(default_factory=list)
-    problem: str = ""
 
     @property
     def name(self) -> str:
@@ -169,7 +156,7 @@ class _HandwrittenState:
     """A running handwritten activation, with the number of unseen operations before it."""
 
     unseen_before: int
-    pending: PendingCall | None = None
+    whole: SiteCall | None = None
     calls: list[SiteCall] = field(default_factory=list)
 
 
@@ -247,12 +234,11 @@ class CallInterceptor(SiteNames):
         if kind == "glu":
             x = source.narrow(axis, 0, source.shape[axis] // 2)
             self.layouts.adopt(x, source)
-        pending = self._begin(x, site.text, kind, axis if kind == "softmax" else None)
+        site_call = self._begin(x, site.text, kind, axis if kind == "softmax" else None)
+        site_call.site, site_call.call = site, call_id
         output = call.run()
         self.follow(call, output, is_site=True)
-        site_call = SiteCall(site, pending, self._end(pending, output), call_id)
-        if kind == "softmax":
-            site_call.problem = pending.problem or self._problem_of_logits(source)
+        self._end(site_call, output)
         if call.operation.gates or kind in GATED_UNITS:
             site_call.trackers.append(self._gates.begin(source, output))
         elif kind == "glu":
@@ -282,66 +268,40 @@ class CallInterceptor(SiteNames):
 
         def on_softmax(x: Tensor, y: Tensor, axis: int) -> None:
             site = self.name("softmax")
-            pending = self._begin(x, site.text, "softmax", axis)
-            call = SiteCall(site, pending, self._end(pending, y), role="attention")
-            call.problem = pending.problem or self._problem_of_logits(x)
-            self._add(call)
+            site_call = self._begin(x, site.text, "softmax", axis)
+            site_call.site, site_call.role = site, "attention"
+            self._end(site_call, y)
+            self._add(site_call)
 
         with SoftmaxInterceptor(on_softmax):
             return call.run()
 
-    def _begin(
-        self, x: Tensor, label: str, kind: str | None, axis: int | None = None
-    ) -> PendingCall:
+    def _begin(self, x: Tensor, label: str, kind: str | None, axis: int | None = None) -> SiteCall:
+        """Begin a call with its input, which the call may overwrite."""
+        problem, any_rows = "", False
         try:
             batch, channel, assumed = self._axes(x)
         except Undefined as error:
-            return self._begin_without_samples(x, label, kind, str(error))
-        if axis is not None and axis != batch:
-            channel, assumed = axis, False
-        channel = channel + 1 if batch is None or channel < batch else channel
-        moved = batch_first(x, batch)
-        return PendingCall(
-            self._capture(moved, channel, label) if self._is_selected(label, kind) else None,
-            batch,
-            channel,
-            tuple(moved.shape[1:]),
-            assumed,
-            not self.layouts.is_constant(x),
-            label,
-        )
-
-    def _begin_without_samples(
-        self, x: Tensor, label: str, kind: str | None, problem: str
-    ) -> PendingCall:
-        """Begin a call on a tensor whose axis of samples is unknown."""
-        channel = self.layouts.channel(x)
-        axis = max(x.ndim - 1, 0) if channel is None else channel
-        pending = PendingCall(
-            None,
-            None,
-            axis,
-            tuple(x.shape[1:]),
-            channel is None,
-            not self.layouts.is_constant(x),
-            label,
-            problem,
-        )
-        if not self.policy.positions.policy.takes_any_rows or is_vmapped(x):
-            return pending
-        pending = replace(pending, problem="", any_rows=True)
-        if self._is_selected(label, kind):
-            pending = replace(pending, side=self._capture_rows(x, axis))
-        return pending
-
-    def _problem_of_logits(self, logits: Tensor) -> str:
-        """Return the reason why a softmax of logits can't be measured; empty if it can."""
-        self._paused, before = True, self._paused
-        try:
-            is_masked = bool((logits <= torch.finfo(logits.dtype).min / 2).any())
-        finally:
-            self._paused = before
-        return "masked logits have no mean" if is_masked else ""
+            batch, problem = None, str(error)
+            known = self.layouts.channel(x)
+            channel, assumed = max(x.ndim - 1, 0) if known is None else known, known is None
+            if self.policy.positions.policy.takes_any_rows and not is_vmapped(x):
+                problem, any_rows = "", True
+            shape = tuple(x.shape[1:])
+        else:
+            if axis is not None and axis != batch:
+                channel, assumed = axis, False
+            channel = channel + 1 if batch is None or channel < batch else channel
+            shape = tuple(batch_first(x, batch).shape[1:])
+        sampled = not self.layouts.is_constant(x)
+        call = SiteCall(label, None, batch, channel, shape, assumed, sampled, problem, any_rows)
+        if not problem and self._is_selected(label, kind):
+            call.x = self._capture(call, x)
+        if kind == "softmax" and not problem:
+            with self._unobserved():
+                if bool((x <= torch.finfo(x.dtype).min / 2).any()):
+                    call.problem = "masked logits have no mean"
+        return call
 
     def _axes(self, x: Tensor) -> tuple[int | None, int, bool]:
         """Return the batch axis, the channel axis, and True if the latter is assumed."""
@@ -355,25 +315,22 @@ class CallInterceptor(SiteNames):
             return None, x.ndim - 1, False
         return self.layouts.of(x)
 
-    def _end(self, pending: PendingCall, output: Tensor) -> Side | None:
-        if pending.side is None:
-            return None
-        if pending.any_rows:
-            return self._capture_rows(output, pending.axis)
-        moved = batch_first(output, pending.batch)
-        return self._capture(moved, pending.axis, pending.label)
+    def _end(self, call: SiteCall, output: Tensor) -> None:
+        if call.x is not None:
+            call.y = self._capture(call, output)
 
-    def _capture(self, tensor: Tensor, axis: int, label: str) -> Side:
-        self._paused, before = True, self._paused
-        try:
-            return self.policy.capture(tensor, axis, label)
-        finally:
-            self._paused = before
+    def _capture(self, call: SiteCall, tensor: Tensor) -> Side:
+        with self._unobserved():
+            if call.any_rows:
+                return self.policy.capture_rows(tensor, call.axis)
+            return self.policy.capture(batch_first(tensor, call.batch), call.axis, call.label)
 
-    def _capture_rows(self, tensor: Tensor, axis: int) -> Side:
-        self._paused, before = True, self._paused
+    @contextmanager
+    def _unobserved(self) -> Iterator[None]:
+        """Let the probe itself compute."""
+        before, self._paused = self._paused, True
         try:
-            return self.policy.capture_rows(tensor, axis)
+            yield
         finally:
             self._paused = before
 
@@ -399,9 +356,8 @@ class CallInterceptor(SiteNames):
 
     def handwritten_begins(self, handwritten: HandwrittenCall) -> None:
         """Capture the input of a possible handwritten activation before it can be overwritten."""
-        self._state_of(handwritten).pending = self._begin(
-            handwritten.source, self._paths[handwritten.module], None
-        )
+        path = self._paths[handwritten.module]
+        self._state_of(handwritten).whole = self._begin(handwritten.source, path, None)
 
     def handwritten_ends(
         self, handwritten: HandwrittenCall, output: Any, name: SiteName | None
@@ -418,8 +374,10 @@ class CallInterceptor(SiteNames):
             state.calls[0].call = handwritten.call
             self._waiting.append(state.calls[0])
         else:
-            assert state.pending is not None
-            call = SiteCall(name, state.pending, self._end(state.pending, output), handwritten.call)
+            call = state.whole
+            assert call is not None
+            call.site, call.call = name, handwritten.call
+            self._end(call, output)
             if name.kind in GATED_UNITS:
                 call.trackers.append(self._gates.begin(handwritten.source, output))
             self._waiting.append(call)
@@ -427,8 +385,5 @@ class CallInterceptor(SiteNames):
     def _report(self, call: SiteCall) -> None:
         for tracker in call.trackers:
             call.role = tracker.role or call.role
-        self._paused, before = True, self._paused
-        try:
+        with self._unobserved():
             self._on_call(call)
-        finally:
-            self._paused = before

@@ -64,8 +64,8 @@ class Microbatches:
         index = len(self.calls)
         self.calls.append((call.name, call.kind, call.site.origin))
         sides = self._sides.setdefault(call.name, [])
-        if call.pending.side is not None and call.y is not None:
-            sides.append((call.pending.side, call.y))
+        if call.x is not None and call.y is not None:
+            sides.append((call.x, call.y))
         if self._index == len(self._sizes) - 1:
             del self._sides[call.name]
             if call.name not in self._reported:
@@ -77,7 +77,7 @@ class Microbatches:
     ) -> tuple[Side | None, Side | None]:
         if not sides:
             return None, None
-        if call.pending.any_rows:
+        if call.any_rows:
             return join([x for x, _ in sides]), join([y for _, y in sides])
         if sides[0][0].owners is not None and len(sides) == len(self._sizes):
             starts = list(itertools.accumulate(self._sizes, initial=0))
@@ -87,7 +87,7 @@ class Microbatches:
             ]
             return join([x for x, _ in shifted]), join([y for _, y in shifted])
         rows = [len(x.reduced) for x, _ in sides]
-        if len(self._sizes) == 1 or (not call.pending.sampled and set(rows) == {1}):
+        if len(self._sizes) == 1 or (not call.sampled and set(rows) == {1}):
             # A positional embedding, for example, is a single row, the same in all microbatches.
             return sides[0]
         rows_per_sample = {n / size for n, size in zip(rows, self._sizes, strict=False)}
@@ -116,7 +116,7 @@ def rows_at_sites(
     rows: dict[str, Tensor] = {}
 
     def add(call: SiteCall) -> None:
-        for suffix, side in (("", call.pending.side), (" (output)", call.y)):
+        for suffix, side in (("", call.x), (" (output)", call.y)):
             if side is not None:
                 norm = side.function_results["norm"]
                 norms = [norm[:, None]] if isinstance(norm, Tensor) else []

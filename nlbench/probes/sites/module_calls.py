@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from nlbench.introspection.axes import batch_first
-from nlbench.introspection.module_stack import CallId, Frame, ModuleStack, SiteName
+from nlbench.introspection.module_stack import CallId, ModuleCall, ModuleStack, SiteName
 
-from .intercept import CapturePolicy, PendingCall, SiteCall
+from .intercept import CapturePolicy, SiteCall
 from .modules import ModulePlace, find_places
 from .reduce import Side
 
@@ -36,7 +36,7 @@ class ModuleInterceptor(ModuleStack):
         # Places by the calls that receive their inputs, and by those that return their outputs.
         self._starts: dict[CallId, list[ModulePlace]] = defaultdict(list)
         self._ends: dict[CallId, list[ModulePlace]] = defaultdict(list)
-        self._pending: dict[ModulePlace, PendingCall] = {}
+        self._begun: dict[ModulePlace, SiteCall] = {}
 
     def run(self, inputs: Tensor) -> None:
         """Run the model on a batch or a microbatch, and report all calls."""
@@ -45,52 +45,46 @@ class ModuleInterceptor(ModuleStack):
                 self._starts[CallId(self._paths[place.module], place.call)].append(place)
                 self._ends[CallId(self._paths[place.last], place.call)].append(place)
         self.restart()
-        self._pending.clear()
+        self._begun.clear()
         self.model(inputs)
 
-    def entered(self, frame: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Capture the inputs of the places that begin with a call."""
-        captured = None
-        for place in self._starts.get(frame.call, ()):
-            self._pending[place] = pending = self._begin(
-                place, place.input_of(args, kwargs), captured
+    def around(self, call: ModuleCall) -> Any:
+        """Capture the inputs of the places that begin with a call, and the outputs at their end."""
+        x: Side | None = None
+        for place in self._starts.get(call.id, ()):
+            name = place.name
+            site = SiteName(name, name, type(place.module).__name__.lower())
+            axes = place.before
+            selected = self.policy.selects(name, site.kind)
+            if selected and x is None:
+                # Places that begin with one call have the same input.
+                x = self.policy.capture(
+                    batch_first(place.input_of(call), axes.batch), axes.channel, name
+                )
+            self._begun[place] = SiteCall(
+                name,
+                x if selected else None,
+                axes.batch,
+                axes.channel,
+                place.shape,
+                axes.assumed,
+                site=site,
+                role=place.kind,
             )
-            captured = captured or pending.side
+        output = super().around(call)
+        for place in self._ends.get(call.id, ()):
+            if place in self._begun:
+                self._end(place, self._begun.pop(place), place.output_of(output))
+        return output
 
-    def left(self, frame: Frame, output: Any) -> None:
-        """Capture the outputs of the places that end with a call, and report them."""
-        for place in self._ends.get(frame.call, ()):
-            if place not in self._pending or output is None:
-                continue
-            self._end(place, self._pending.pop(place), place.output_of(output))
-
-    def _begin(self, place: ModulePlace, x: Tensor, captured: Side | None) -> PendingCall:
-        """Capture the input of a place, unless it was for another place with the same input."""
-        name, kind = place.name, place_kind(place)
-        axes = place.before
-        side = None
-        if self.policy.selects(name, kind):
-            moved = batch_first(x, axes.batch)
-            side = captured or self.policy.capture(moved, axes.channel, name)
-        return PendingCall(side, axes.batch, axes.channel, place.shape, axes.assumed, True)
-
-    def _end(self, place: ModulePlace, pending: PendingCall, y: Tensor) -> None:
-        axes = place.after
-        side = None
-        if pending.side is not None:
-            moved = batch_first(y, axes.batch)
-            side = self.policy.capture(moved, axes.channel, f"{place.name} (output)")
-        call = SiteCall(
-            SiteName(place.name, place.name, place_kind(place)), pending, side, role=place.kind
-        )
-        if pending.side and side and len(pending.side.reduced) != len(side.reduced):
-            call.problem = (
-                f"{len(pending.side.reduced)} rows of the input and {len(side.reduced)} of the "
-                "output, so rows don't correspond"
-            )
+    def _end(self, place: ModulePlace, call: SiteCall, y: Tensor) -> None:
+        if call.x is not None:
+            moved = batch_first(y, place.after.batch)
+            call.y = self.policy.capture(moved, place.after.channel, f"{place.name} (output)")
+            rows = len(call.x.reduced), len(call.y.reduced)
+            if rows[0] != rows[1]:
+                call.problem = (
+                    f"{rows[0]} rows of the input and {rows[1]} of the output, so rows don't "
+                    "correspond"
+                )
         self._on_call(call)
-
-
-def place_kind(place: ModulePlace) -> str:
-    """Return the kind of a place's site: the class of its module in lower case."""
-    return type(place.module).__name__.lower()

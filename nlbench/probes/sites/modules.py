@@ -24,7 +24,7 @@ from nlbench.introspection.autodiff import is_vmapped
 from nlbench.introspection.axes import Layouts, batch_first
 from nlbench.introspection.function_calls import FunctionCall, unobserved_calls
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
-from nlbench.introspection.module_stack import CallId, Frame, ModuleStack
+from nlbench.introspection.module_stack import CallId, ModuleCall, ModuleStack
 from nlbench.introspection.wrappers import through_wrappers
 
 from .places_and_rows import parse_lengths, parse_places
@@ -99,10 +99,9 @@ class ModulePlace:
     after: Axes
     shape: tuple[int, ...]
 
-    def input_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-        """Return the input from the arguments of `module`."""
-        key = self.argument
-        tensor: Tensor = args[key] if isinstance(key, int) else kwargs[key]
+    def input_of(self, call: ModuleCall) -> Tensor:
+        """Return the input from the arguments of a call of `module`."""
+        tensor: Tensor = dict(call.arguments())[self.argument]
         return tensor
 
     def output_of(self, returned: Any) -> Tensor:
@@ -324,24 +323,22 @@ class _CallRecorder(ModuleStack):
         self.layouts = Layouts(len(inputs))
         self.layouts.begin(inputs, [*model.parameters(), *model.buffers()])
         self.calls: list[_Call] = []
-        self._running: list[_Call] = []
+        self._recorded: dict[CallId, _Call] = {}
 
-    def entered(self, frame: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Record the inputs of a call."""
+    def around(self, call: ModuleCall) -> Any:
+        """Record the inputs and the output of a call."""
         with unobserved_calls():
-            inputs = {
-                key: (tensor.shape, self.axes(tensor)) for key, tensor in _tensors(args, kwargs)
-            }
-        path, number, _ = frame.call
-        parent = self._running[-1] if self._running else None
-        call = _Call(path, frame.module, number, len(self.calls), parent, inputs)
-        self.calls.append(call)
-        self._running.append(call)
-
-    def left(self, frame: Frame, output: Any) -> None:
-        """Record the output of a call."""
+            tensors = filter(lambda pair: _is_float(pair[1]), call.arguments())
+            inputs = {key: (tensor.shape, self.axes(tensor)) for key, tensor in tensors}
+        path, number, _ = call.id
+        parent = self._recorded[self.stack[-1].id] if self.stack else None
+        recorded = _Call(path, call.module, number, len(self.calls), parent, inputs)
+        self.calls.append(recorded)
+        self._recorded[call.id] = recorded
+        output = super().around(call)
         with unobserved_calls():
-            _record_output(self._running.pop(), output, self)
+            _record_output(recorded, output, self)
+        return output
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = FunctionCall(func, args, kwargs)
@@ -395,13 +392,6 @@ def _entries(values: Any) -> Iterator[tuple[Any, Any]]:
         yield from values.items()
     elif isinstance(values, tuple | list):
         yield from enumerate(values)
-
-
-def _tensors(args: Any, kwargs: Any) -> Iterator[tuple[int | str, Tensor]]:
-    """Yield the floating-point tensors among arguments, with their positions or keywords."""
-    for key, value in (*enumerate(args), *kwargs.items()):
-        if _is_float(value):
-            yield key, value
 
 
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -538,38 +528,38 @@ class _MixingTest(ModuleStack):
         self._calls = {CallId(call.path, call.number): call for call in calls}
         self._outputs: dict[_Call, Tensor] = {}
 
-    def entered(self, frame: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Change the inputs of a call in the second pass."""
-        call = self._calls.get(frame.call)
-        if call is None or call not in self._outputs:
-            return None
+    def around(self, call: ModuleCall) -> Any:
+        """In the second pass, change the inputs of a call and compare its outputs."""
+        recorded = self._calls.get(call.id)
+        if recorded is None:
+            return super().around(call)
+        if recorded in self._outputs:
+            call.args, call.kwargs = self._changed(recorded, call)
+        output = super().around(call)
+        place = recorded.place("module")
+        tensor = place.output_of(output)
+        if recorded not in self._outputs:
+            self._outputs[recorded] = tensor.clone()
+            return output
+        if _differs(place.after.rows(tensor), place.after.rows(self._outputs[recorded])):
+            self.mixing.add(recorded)
+        return place.with_output(output, self._outputs[recorded])
+
+    def _changed(self, recorded: _Call, call: ModuleCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call with other values at the first half of the positions."""
+        axes = recorded.before
+        assert axes is not None
         changed: dict[int, Tensor] = {}
-        width = call.width
 
         def change(value: Any) -> Any:
-            if not _is_float(value) or value.ndim != len(call.shapes[0]):
+            if not _is_float(value) or value.ndim != len(recorded.shapes[0]):
                 return value
-            assert call.before is not None
-            if batch_first(value, call.before.batch).shape[call.before.channel] != width:
+            if batch_first(value, axes.batch).shape[axes.channel] != recorded.width:
                 return value
             # An input that is passed as query, key and value remains a single tensor.
-            return changed.setdefault(id(value), _changed_half(value, call.before))
+            return changed.setdefault(id(value), _changed_half(value, axes))
 
-        return tuple(map(change, args)), {key: change(value) for key, value in kwargs.items()}
-
-    def left(self, frame: Frame, output: Any) -> Any:
-        """Compare the output of a call with its first output, and return the latter."""
-        call = self._calls.get(frame.call)
-        if call is None or output is None:
-            return None
-        place = call.place("module")
-        tensor = place.output_of(output)
-        if call not in self._outputs:
-            self._outputs[call] = tensor.clone()
-            return None
-        if _differs(place.after.rows(tensor), place.after.rows(self._outputs[call])):
-            self.mixing.add(call)
-        return place.with_output(output, self._outputs[call])
+        return tuple(map(change, call.args)), {k: change(v) for k, v in call.kwargs.items()}
 
 
 def _changed_half(tensor: Tensor, axes: Axes) -> Tensor:

@@ -214,14 +214,13 @@ class _SitePass:
             )
 
     def _report(self, call: SiteCall, index: int, x: Side | None, y: Side | None) -> None:
-        pending = call.pending
         site = Site(
             call.name,
             call.kind,
             index,
-            pending.shape,
-            pending.axis,
-            pending.assumed,
+            call.shape,
+            call.axis,
+            call.assumed,
             call.role,
             call.site.where,
         )
@@ -232,7 +231,7 @@ class _SitePass:
             self._picked.add(site.name)
         elif site.name not in self._selected:
             return
-        problem = call.problem or pending.problem
+        problem = call.problem
         if not problem:
             assert x is not None
             assert y is not None
@@ -247,7 +246,7 @@ class _SitePass:
         sources = self._sources
         if sources is not None and x.owners is not None:
             sources = sources.of_rows(x.owners)
-        elif len(x.reduced) != self.samples or pending.any_rows:
+        elif len(x.reduced) != self.samples or call.any_rows:
             sources = None
         unreduced = UnreducedResults(x.function_results, y.function_results)
         self._on_observation(
@@ -262,7 +261,7 @@ class _SitePass:
                 (x.rounding, y.rounding),
                 sources,
                 call.call,
-                pending.batch,
+                call.batch,
             )
         )
 

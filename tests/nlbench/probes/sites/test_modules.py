@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torchvision.models import VisionTransformer, resnet18, swin_t
 
 import nlbench
+from nlbench.introspection.module_stack import CallId, ModuleCall
 from nlbench.models.networks.transformer import TransformerTiny
 from nlbench.probes.sites.modules import ModulePlace, find_places
 from nlbench.probes.sites.observation import observe_sites
@@ -203,7 +204,8 @@ def test_output_is_replaced_in_what_the_module_returns():
     returned = {"out": x, "cache": 3}
     assert keyed.with_output(returned, y) == {"out": y, "cache": 3}
     assert returned["out"] is x
-    assert keyed.input_of((), {"hidden": x}) is x
+    call = ModuleCall(keyed.module, CallId("0", 0), keyed.module.forward, (), {"hidden": x})
+    assert keyed.input_of(call) is x
 
 
 def test_input_and_output_of_each_call_are_observed():
