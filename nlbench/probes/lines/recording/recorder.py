@@ -12,7 +12,7 @@ it covers, and a tensor that overlaps them is updated when it is next read.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -39,7 +39,7 @@ from nlbench.introspection.dispatch import (
 from nlbench.introspection.function_calls import FunctionCall
 from nlbench.introspection.model_copy import double_copy, precise_device, shape_copy
 from nlbench.introspection.model_output import validated_outputs
-from nlbench.introspection.module_stack import SiteName, SiteNames
+from nlbench.introspection.module_stack import ModuleCall, SiteName, SiteNames
 from nlbench.introspection.operations import (
     known,
     load_errors,
@@ -204,7 +204,6 @@ class Recorder(DispatchMode):
         self.steps: list[ProgramStep] = []
         self._dtype = example.dtype
         self._names = _CallNames(network, self)
-        self._attention = [m for m in network.modules() if isinstance(m, nn.MultiheadAttention)]
         self._names.begin(example)
         self._sites: list[SiteName | None] = []
         self._composites: list[str] = []
@@ -226,13 +225,7 @@ class Recorder(DispatchMode):
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record the dispatched operations and the modules that call them."""
-        with ExitStack() as entered:
-            entered.enter_context(self._names.hooked())
-            for module in self._attention:
-                hook = module.register_forward_pre_hook(self._refuse_attention)
-                entered.callback(hook.remove)
-            entered.enter_context(self._names)
-            entered.enter_context(self)
+        with self._names.hooked(), self._names, self:
             yield
 
     @property
@@ -255,11 +248,12 @@ class Recorder(DispatchMode):
             self._add_step("constant", [0], rule, output)
         return self._values[output]
 
-    def _refuse_attention(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def attend(self, forward: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Any:
         """Refuse attention by name, since an error about its first step would be misleading."""
-        if any(isinstance(x, Tensor) and x in self._values for x in inputs):
+        if any(isinstance(x, Tensor) and x in self._values for x in (*inputs, *kwargs.values())):
             name = "multi_head_attention_forward"
             raise self._refusal(name, self._why_not(name))
+        return forward(*inputs, **kwargs)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -581,6 +575,11 @@ class _CallNames(SiteNames):
     def __init__(self, network: nn.Module, recorder: Recorder) -> None:
         super().__init__(network)
         self._recorder = recorder
+
+    def around(self, call: ModuleCall) -> Any:
+        if isinstance(call.module, nn.MultiheadAttention):
+            call.forward = partial(self._recorder.attend, call.forward)
+        return super().around(call)
 
     def call(self, call: FunctionCall) -> Any:
         if call.takes == "memory":
