@@ -8,14 +8,19 @@ from nlbench.measure import Result
 from nlbench.options import Settings
 from nlbench.plugin_loading import checked_measure
 
-from .bounds import check_bounds, check_direction
-from .check import Check, Outcome
-from .degenerate_inputs import check_degenerate_inputs
-from .invariances import check_invariances
-from .repeatability import check_repeatability, check_site_order
-from .replicates import check_replicates
-from .trial import Trial, relu_network, samples, value_of
-from .types_and_devices import check_types_and_devices
+from .derived_measures import (
+    check_invariances,
+    check_repeatability,
+    check_replicates,
+    check_site_order,
+)
+from .inputs import (
+    check_bounds,
+    check_degenerate_inputs,
+    check_direction,
+    check_types_and_devices,
+)
+from .trial import Check, Outcome, Trial, relu_network, samples, value_of
 
 _CHECKS: tuple[Callable[[Trial, Result], Iterator[Check]], ...] = (
     check_repeatability,

@@ -22,7 +22,7 @@ from nlbench.cells import Cell
 from nlbench.serialization.fields import to_plain
 from nlbench.store.record import Record
 
-from .work_units import Unit, UnmeasuredCells, WorkerEvent, from_message, keys_of
+from .work_units import Event, Unit, from_message
 from .worker import IDLE_SECONDS
 
 START_SECONDS = 120.0
@@ -219,8 +219,8 @@ class Supervisor:
 
     def measure(
         self, unit: Unit, is_wanted: Callable[[], bool] = lambda: True
-    ) -> Iterator[Record | UnmeasuredCells | WorkerEvent]:
-        """Measure a unit; yield, for each cell, a record or the reason it was not measured.
+    ) -> Iterator[Record | Event]:
+        """Measure a unit; yield events and, for each cell, a record.
 
         A cell that exceeds its time limit fails, and the others continue in a new process. If
         the process crashes, the remaining cells are retried one at a time, so that only the cell
@@ -231,28 +231,31 @@ class Supervisor:
         one_by_one = False
         self._end_if_changed(unit.cells[0].subject.key)
         while pending:
-            cells = list(pending.values())
-            part = replace(unit, cells=tuple(cells[:1] if one_by_one else cells))
+            cells = tuple(pending.values())
+            part = replace(unit, cells=cells[:1] if one_by_one else cells)
+            is_early = False
             try:
                 request = {"unit": to_plain(part), "timeout": self.timeout}
                 for message in self._ready().ask(request, is_wanted, self.timeout):
-                    result = from_message(message, pending)
-                    for key in keys_of(result):
-                        pending.pop(key, None)
+                    result = from_message(message)
+                    if isinstance(result, Record):
+                        pending.pop(result.key, None)
                     yield result
                 missing = tuple(cell for cell in part.cells if cell.key in pending)
-                if missing:
-                    yield _unmeasured(pending, missing, "the worker returned no result")
+                reason = "the worker returned no result"
             except WorkerTimeout as error:
-                late = _late_cells(error.phase, part, pending)
+                missing, is_early = _late_cells(error.phase, part, pending), error.phase.is_early
                 reason = f"{_PHASE_TEXTS[error.phase.name]} longer than {self.timeout:g} s"
-                yield _unmeasured(pending, late, reason, error.phase.is_early)
             except WorkerCrash as error:
-                if one_by_one:
-                    # A crash before the first forward pass would recur for every other cell.
-                    failed = tuple(cells) if error.phase.is_early else part.cells
-                    yield _unmeasured(pending, failed, str(error), error.phase.is_early)
+                is_early, reason = one_by_one and error.phase.is_early, str(error)
+                # A crash before the first forward pass would recur for every other cell.
+                missing = cells if is_early else part.cells if one_by_one else ()
                 one_by_one = True
+            if is_early:
+                yield {"unloadable": ""}
+            for record in replace(unit, cells=missing).missing_records(reason):
+                pending.pop(record.key, None)
+                yield record
 
     def call(
         self,
@@ -299,13 +302,5 @@ def _late_cells(phase: Phase, part: Unit, pending: dict[str, Cell]) -> tuple[Cel
     current = part.cells[phase.cell]
     if phase.name == "measuring" and current.key in pending:
         return (current,)
-    same_probe = [c for c in part.cells if c.measure.probe == current.measure.probe]
+    same_probe = [c for c in part.cells if c.probe.name == current.probe.name]
     return tuple(c for c in same_probe if c.key in pending) or tuple(pending.values())
-
-
-def _unmeasured(
-    pending: dict[str, Cell], cells: tuple[Cell, ...], reason: str, crashed_early: bool = False
-) -> UnmeasuredCells:
-    for cell in cells:
-        pending.pop(cell.key, None)
-    return UnmeasuredCells(cells, reason, crashed_early=crashed_early)

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from nlbench import registry
-from nlbench.cells import MeasureSpec, SubjectPlan
+from nlbench.cells import SubjectPlan
 from nlbench.errors import NlbenchError, PluginError, RequestError, error_text
 from nlbench.introspection.memory import FeasibleSizes, release_freed_memory
 from nlbench.introspection.precision import exact_arithmetic
@@ -28,10 +28,9 @@ from nlbench.probes import Resources
 from nlbench.progress import ProgressMonitor
 from nlbench.serialization.fields import from_plain, to_plain
 from nlbench.serialization.files import parse_json
-from nlbench.settings import ResolvedSettings
 from nlbench.signals import raise_interruption
 from nlbench.store.consistency import changed_subject
-from nlbench.store.record import Record
+from nlbench.store.record import Record, RecordedMeasure
 from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.load import load_subject
 from nlbench.subjects.spec import SubjectSpec
@@ -39,7 +38,7 @@ from nlbench.subjects.subject import Subject
 
 from .machine import Machine
 from .subject_passes import records_of
-from .work_units import Unit, UnmeasuredCells
+from .work_units import Event, Unit
 
 
 class UnitRunner:
@@ -65,8 +64,8 @@ class UnitRunner:
         """True if a subject changed more than settings, so that no other should follow it here."""
         return foreign_changes() > self._foreign_changes
 
-    def measure(self, unit: Unit, monitor: ProgressMonitor) -> Iterator[Record | UnmeasuredCells]:
-        """Yield, for each cell, its record or the reason why there is none.
+    def measure(self, unit: Unit, monitor: ProgressMonitor) -> Iterator[Record | Event]:
+        """Yield a record for each cell, after an event if the subject can't be loaded.
 
         Process-wide settings are restored before each yield.
         """
@@ -75,31 +74,24 @@ class UnitRunner:
         for cell in unit.cells:
             problem = self._problem(cell.measure)
             if problem:
-                yield UnmeasuredCells((cell,), problem)
+                yield cell.missing_record(unit.machine, problem)
             else:
                 cells.append(cell)
         if not cells:
             return
-        unmeasured: UnmeasuredCells | None = None
         try:
             subject, machine = self._load(unit, monitor)
             _warn_of_fewer_samples(plan.spec, subject.facts.samples, monitor)
         except BaseException as error:
             raise_interruption(error)
             # A model or dataset plugin may raise any exception, which affects only this subject.
-            trace = traceback.format_exc()
-            unmeasured = UnmeasuredCells(
-                tuple(cells), _load_error(error, plan), trace, load_failed=True
-            )
-        if unmeasured is not None:
-            yield unmeasured
+            reason, trace = _load_error(error, plan), traceback.format_exc()
+        else:
+            reason = ""
+        if reason:
+            yield {"unloadable": reason}
+            yield from replace(unit, cells=tuple(cells)).missing_records(reason, trace)
             return
-        keys = {cell.measure.name: cell.key for cell in cells}
-        streams = {cell.measure.name: cell.stream for cell in cells}
-        resolved = ResolvedSettings(
-            tuple((self._measures[c.measure.name], c.measure.options) for c in cells),
-            {cell.measure.probe: cell.measure.probe_options for cell in cells},
-        )
 
         def reload() -> Subject:
             self._subject = None
@@ -107,17 +99,15 @@ class UnitRunner:
 
         yield from records_of(
             subject,
-            resolved,
+            cells,
+            self._measures,
             machine,
             monitor,
-            lambda measure: keys[measure.name],
             resources=Resources(machine.device, unit.memory, self._feasible_sizes),
             load_seconds=self._load_seconds,
             pass_context=lambda: self._run_settings(unit),
             remark=self._load_remark,
             reload=reload,
-            errors=cells[0].measure.errors,
-            stream_of=lambda measure: streams[measure.name],
         )
 
     @contextlib.contextmanager
@@ -134,7 +124,7 @@ class UnitRunner:
             self._machines[key] = Machine.at(torch.device(unit.device), unit.precision)
         return self._machines[key]
 
-    def _problem(self, spec: MeasureSpec) -> str:
+    def _problem(self, spec: RecordedMeasure) -> str:
         """Return the reason why a planned measure is not available here, or an empty string."""
         try:
             measure = self._measures.get(spec.name)

@@ -50,7 +50,7 @@ class Messenger(ProgressMonitor):
         self._connection, self._timeout = connection, timeout
         self._cells = {cell.measure.name: index for index, cell in enumerate(unit.cells)}
         self._probes = {
-            cell.measure.probe: index for index, cell in reversed(list(enumerate(unit.cells)))
+            cell.probe.name: index for index, cell in reversed(list(enumerate(unit.cells)))
         }
         self._seconds = dict.fromkeys(self._cells, 0.0)
         self._since = time.monotonic()

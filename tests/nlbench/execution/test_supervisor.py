@@ -194,7 +194,7 @@ def test_a_supervisor_leaves_no_file_behind(tmp_path, monkeypatch):
 
 
 def cell_of(name, probe):
-    return SimpleNamespace(key=name, measure=SimpleNamespace(name=name, probe=probe))
+    return SimpleNamespace(key=name, probe=SimpleNamespace(name=probe))
 
 
 @pytest.mark.parametrize(

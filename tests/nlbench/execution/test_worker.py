@@ -25,7 +25,8 @@ def now(monkeypatch):
 
 
 def new_messenger(wire, timeout):
-    cells = [SimpleNamespace(measure=SimpleNamespace(name=n, probe="sites")) for n in ("a", "b")]
+    sites = SimpleNamespace(name="sites")
+    cells = [SimpleNamespace(measure=SimpleNamespace(name=n), probe=sites) for n in ("a", "b")]
     messenger = Messenger(wire, SimpleNamespace(cells=cells), timeout)
     messenger.observing("sites")
     wire.messages.clear()
