@@ -84,123 +84,6 @@ class UnitCancelled(Exception):
     """A unit was cancelled because its results are no longer needed."""
 
 
-class Worker:
-    """A process that measures units one at a time.
-
-    Attributes
-    ----------
-    is_changed : bool
-        True if a subject has changed more than settings of the process.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self.threads, self.last_used = threads, time.monotonic()
-        self.is_changed = False
-        supervisor_socket, worker_socket = socket.socketpair()
-        # Some libraries start their threads before `torch.set_num_threads` is called.
-        variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        # Threads that busy-wait take CPU time from the threads they are waiting for.
-        defaults = {"OMP_WAIT_POLICY": "PASSIVE"}
-        with supervisor_socket, worker_socket:
-            handle = worker_socket.fileno()
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _SCRIPT, json.dumps(sys.path), str(handle), str(threads)],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # Plugins print to standard error.
-                env={**defaults, **os.environ, **variables},
-                pass_fds=(handle,),
-                # In a separate process group, Ctrl-C reaches only the supervisor, and processes
-                # started by plugins are killed with the worker.
-                start_new_session=True,
-            )
-            self._connection = Connection(supervisor_socket.detach())
-
-    @property
-    def is_reusable(self) -> bool:
-        """True if the process is running and not about to exit because it is idle."""
-        idle = time.monotonic() - self.last_used
-        return self._process.poll() is None and idle < IDLE_SECONDS / 2
-
-    def ask(
-        self,
-        request: Mapping[str, Any],
-        is_wanted: Callable[[], bool],
-        timeout: float | None = None,
-    ) -> Iterator[dict[str, Any]]:
-        """Send a request and yield the worker's messages.
-
-        Parameters
-        ----------
-        request : mapping
-            Either a ``unit`` and the ``timeout`` per cell, or the function to ``call``
-            (``module:name``) and its ``argument``.
-        is_wanted : callable
-            Polled regularly; the unit is cancelled when it returns False.
-        timeout : float, optional
-            Time limit per cell, in seconds.
-
-        Raises
-        ------
-        WorkerCrash, WorkerTimeout, UnitCancelled
-            The process is no longer running in any of these cases.
-        """
-        with contextlib.suppress(OSError):
-            self._connection.send_bytes(json.dumps(request).encode())
-        phase = Phase("starting", 0, -START_SECONDS, time.monotonic())
-        is_late = False
-        while True:
-            try:
-                message = self._receive()
-            except (OSError, EOFError):
-                if is_late:
-                    raise WorkerTimeout("it took too long", phase) from None
-                raise WorkerCrash(_exit_reason(self._end_group()), phase) from None
-            if message is None:
-                if self._process.poll() is not None:
-                    # A process started by a plugin still holds the other end open.
-                    self._connection.close()
-                elif not is_wanted():
-                    self.end()
-                    raise UnitCancelled
-                elif timeout is not None and not is_late and phase.seconds > timeout:
-                    # Keep reading any messages that the worker sent before it was killed.
-                    is_late = True
-                    self._kill_group()
-            elif "done" in message:
-                # A worker killed just after finishing its unit must not be reused.
-                self.last_used = float("-inf") if is_late else time.monotonic()
-                self.is_changed = message.get("changed", False)
-                return
-            elif "phase" in message:
-                if not is_late:
-                    phase = Phase(
-                        message["phase"], message["cell"], message["spent"], time.monotonic()
-                    )
-            else:
-                yield message
-
-    def end(self) -> None:
-        """Kill the process and close the connection."""
-        self._end_group()
-        self._connection.close()
-
-    def _receive(self) -> dict[str, Any] | None:
-        """Return the next message, or None if none arrives within `POLL_SECONDS`."""
-        if not self._connection.poll(POLL_SECONDS):
-            return None
-        message: dict[str, Any] = json.loads(self._connection.recv_bytes())
-        return message
-
-    def _end_group(self) -> int:
-        """Kill the process group and return the worker's exit status."""
-        self._kill_group()
-        return self._process.wait()
-
-    def _kill_group(self) -> None:
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-
 def _exit_reason(status: int) -> str:
     if status < 0:
         name = signal.Signals(-status).name
@@ -210,12 +93,17 @@ def _exit_reason(status: int) -> str:
 
 
 class Supervisor:
-    """Measures units with a worker, which is replaced if it crashes."""
+    """Measures units with a worker process, which is replaced if it ends or has other threads."""
 
     def __init__(self, threads: int, timeout: float | None) -> None:
         self.threads, self.timeout = threads, timeout
-        self._worker: Worker | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection
+        self._process_threads = 0
+        self._last_used = 0.0
         self._subject = ""
+        # True if the subject has changed more than settings of the process.
+        self._is_changed = False
 
     def measure(
         self, unit: Unit, is_wanted: Callable[[], bool] = lambda: True
@@ -229,14 +117,16 @@ class Supervisor:
         """
         pending = {cell.key: cell for cell in unit.cells}
         one_by_one = False
-        self._end_if_changed(unit.cells[0].subject.key)
+        if self._is_changed and self._subject != unit.cells[0].subject.key:
+            self.end()
+        self._subject = unit.cells[0].subject.key
         while pending:
             cells = tuple(pending.values())
             part = replace(unit, cells=cells[:1] if one_by_one else cells)
             is_early = False
             try:
                 request = {"unit": to_plain(part), "timeout": self.timeout}
-                for message in self._ready().ask(request, is_wanted, self.timeout):
+                for message in self.ask(request, is_wanted, self.timeout):
                     result = from_message(message)
                     if isinstance(result, Record):
                         pending.pop(result.key, None)
@@ -263,28 +153,126 @@ class Supervisor:
         argument: Mapping[str, Any],
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Iterator[dict[str, Any]]:
-        """Call a function in the worker and yield its messages; see `Worker.ask`."""
+        """Call a function in the worker and yield its messages; see `ask`."""
         request = {"call": function, "argument": dict(argument)}
-        return self._ready().ask(request, is_wanted)
+        return self.ask(request, is_wanted)
+
+    def ask(
+        self,
+        request: Mapping[str, Any],
+        is_wanted: Callable[[], bool],
+        timeout: float | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """Send a request and yield the worker's messages.
+
+        Parameters
+        ----------
+        request : mapping
+            Either a ``unit`` and the ``timeout`` per cell, or the function to ``call``
+            (``module:name``) and its ``argument``.
+        is_wanted : callable
+            Polled regularly; the unit is cancelled when it returns False.
+        timeout : float, optional
+            Time limit per cell, in seconds.
+
+        Raises
+        ------
+        WorkerCrash, WorkerTimeout, UnitCancelled
+            The process is no longer running in any of these cases.
+        """
+        self._start()
+        yield from self._messages(request, is_wanted, timeout)
+
+    def _messages(
+        self, request: Mapping[str, Any], is_wanted: Callable[[], bool], timeout: float | None
+    ) -> Iterator[dict[str, Any]]:
+        assert self._process is not None
+        process = self._process
+        with contextlib.suppress(OSError):
+            self._connection.send_bytes(json.dumps(request).encode())
+        phase = Phase("starting", 0, -START_SECONDS, time.monotonic())
+        is_late = False
+        while True:
+            try:
+                message = self._receive()
+            except (OSError, EOFError):
+                if is_late:
+                    raise WorkerTimeout("it took too long", phase) from None
+                self._kill_group()
+                raise WorkerCrash(_exit_reason(process.wait()), phase) from None
+            if message is None:
+                if process.poll() is not None:
+                    # A process started by a plugin still holds the other end open.
+                    self._connection.close()
+                elif not is_wanted():
+                    self.end()
+                    raise UnitCancelled
+                elif timeout is not None and not is_late and phase.seconds > timeout:
+                    # Keep reading any messages that the worker sent before it was killed.
+                    is_late = True
+                    self._kill_group()
+            elif "done" in message:
+                # A worker killed just after finishing its unit must not be reused.
+                self._last_used = float("-inf") if is_late else time.monotonic()
+                self._is_changed = message.get("changed", False)
+                return
+            elif "phase" in message:
+                if not is_late:
+                    phase = Phase(
+                        message["phase"], message["cell"], message["spent"], time.monotonic()
+                    )
+            else:
+                yield message
+
+    def _start(self) -> None:
+        """Start a worker unless one is ready, and send nothing to one that may end soon."""
+        is_recent = time.monotonic() - self._last_used < IDLE_SECONDS / 2
+        is_running = self._process is not None and self._process.poll() is None
+        if is_running and is_recent and self._process_threads == self.threads:
+            return
+        self.end()
+        self._process_threads, self._last_used = self.threads, time.monotonic()
+        supervisor_socket, worker_socket = socket.socketpair()
+        # Some libraries start their threads before `torch.set_num_threads` is called.
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+        variables = dict.fromkeys(names, str(self.threads))
+        # Threads that busy-wait take CPU time from the threads they are waiting for.
+        defaults = {"OMP_WAIT_POLICY": "PASSIVE"}
+        with supervisor_socket, worker_socket:
+            handle = worker_socket.fileno()
+            arguments = [json.dumps(sys.path), str(handle), str(self.threads)]
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _SCRIPT, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # Plugins print to standard error.
+                env={**defaults, **os.environ, **variables},
+                pass_fds=(handle,),
+                # In a separate process group, Ctrl-C reaches only the supervisor, and processes
+                # started by plugins are killed with the worker.
+                start_new_session=True,
+            )
+            self._connection = Connection(supervisor_socket.detach())
 
     def end(self) -> None:
-        """Stop the worker."""
-        if self._worker is not None:
-            self._worker.end()
-            self._worker = None
+        """Kill the process, if there is one, and close the connection."""
+        if self._process is not None:
+            self._kill_group()
+            self._process.wait()
+            self._connection.close()
+        self._process = None
+        self._is_changed = False
 
-    def _ready(self) -> Worker:
-        worker = self._worker
-        if worker is None or worker.threads != self.threads or not worker.is_reusable:
-            self.end()
-            worker = self._worker = Worker(self.threads)
-        return worker
+    def _receive(self) -> dict[str, Any] | None:
+        """Return the next message, or None if none arrives within `POLL_SECONDS`."""
+        if not self._connection.poll(POLL_SECONDS):
+            return None
+        message: dict[str, Any] = json.loads(self._connection.recv_bytes())
+        return message
 
-    def _end_if_changed(self, subject: str) -> None:
-        """Stop the worker if a subject other than this one has changed its process."""
-        if self._worker is not None and self._worker.is_changed and subject != self._subject:
-            self.end()
-        self._subject = subject
+    def _kill_group(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
 
 _PHASE_TEXTS = {
