@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nlbench import registry
 from nlbench.measure import Result, Status
-from nlbench.store.consistency import Decisions
+from nlbench.store.consistency import Decisions, decisions_of
 from nlbench.store.manifest import now
 from nlbench.store.record import Record, RecordedMachine, RecordedMeasure, RecordedProbe
 from nlbench.subjects.data import dataset_info
@@ -134,12 +134,9 @@ class Plan:
     @property
     def decisions(self) -> Decisions:
         """The settings and keys that determine the results of the cells."""
-        return {
-            **{
-                ("measure", m.name): (m.version, dict(m.options), m.errors)
-                for m in (cell.measure for cell in self.cells)
-            },
-            **{("probe", p.name): dict(p.options) for p in (cell.probe for cell in self.cells)},
-            **{("subject", *s.identity): s.key for s in self.subjects},
-            **{("sources", *s.identity): (s.settings_key, dict(s.sources)) for s in self.subjects},
-        }
+        decisions: dict[tuple[object, ...], object] = {}
+        for cell in self.cells:
+            decisions |= decisions_of(cell)
+        for subject in self.subjects:
+            decisions["sources", *subject.identity] = (subject.settings_key, dict(subject.sources))
+        return decisions

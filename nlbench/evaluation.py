@@ -17,8 +17,8 @@ from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.cells import Cell, SubjectPlan
 from nlbench.errors import RequestError, nearest, shorten
-from nlbench.execution.machine import Machine
-from nlbench.execution.subject_passes import records_of
+from nlbench.execution.machine import describe_machine
+from nlbench.execution.unit_runner import records_of
 from nlbench.introspection.exclusive import one_measurement
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
@@ -250,7 +250,7 @@ def _evaluate(
             model, samples.arguments, None if is_divisible else len(samples.inputs), output
         ),
     ):
-        machine = Machine.at(device)
+        machine = describe_machine(device)
         records = list(
             records_of(
                 subject,

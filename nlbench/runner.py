@@ -20,7 +20,7 @@ from nlbench.config_file import write_request
 from nlbench.errors import NlbenchError, RequestError
 from nlbench.execution.devices import resolve_device
 from nlbench.execution.executors import execute
-from nlbench.execution.machine import Machine
+from nlbench.execution.machine import describe_machine, describe_machine_in_subprocess
 from nlbench.execution.work_units import units_of
 from nlbench.execution.worker_pool import WorkerPool
 from nlbench.introspection.precision import exact_arithmetic
@@ -223,10 +223,10 @@ def _begin(folder: RunFolder, request: Request, plan: Plan, pool: WorkerPool, co
     with torch_threads(pool.threads):
         if pool.is_serial or device.type != "cuda":
             with exact_arithmetic(plan.precision, device.type):
-                machine = Machine.at(device, plan.precision)
+                machine = describe_machine(device, plan.precision)
         else:
             # Even querying autocast's dtypes would initialise the GPU in this process.
-            machine = Machine.at_in_subprocess(device, plan.precision)
+            machine = describe_machine_in_subprocess(device, plan.precision)
     folder.begin(
         make_manifest(asdict(request), machine, command=command),
         [cell.key for cell in plan.cells],

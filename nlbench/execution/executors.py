@@ -33,23 +33,19 @@ def execute(
     nlbench.RequestError
         If no cluster can be reached, or no process can be started.
     """
-    with closing(_measure(units, pool, monitor)) as results:
+    if pool.execution.executor == "dask":
+        measured = measure_on_cluster(units, pool)
+    elif pool.is_serial:
+        measured = _measure_serially(units, pool, monitor)
+    else:
+        measured = measure_in_processes(units, pool)
+    with closing(measured) as results:
         for result in results:
             if isinstance(result, Record):
                 yield result
                 continue
             for name, text in result.items():
                 getattr(monitor, name)(text)
-
-
-def _measure(
-    units: Sequence[Unit], pool: WorkerPool, monitor: ProgressMonitor
-) -> Generator[Record | Event]:
-    if pool.execution.executor == "dask":
-        return measure_on_cluster(units, pool)
-    if pool.is_serial:
-        return _measure_serially(units, pool, monitor)
-    return measure_in_processes(units, pool)
 
 
 def _measure_serially(

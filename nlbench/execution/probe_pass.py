@@ -281,7 +281,9 @@ class Pass:
                 feed.is_out_of_memory = out_of_memory
             else:
                 feed.result = _annotate(feed.compute(), facts)
-                if stream is not None and not stream.is_drawn and _has_batches(feed.result):
+                values = feed.result.values
+                has_batches = any(v.statistics.get("batches", 0) > 1 for v in values)
+                if stream is not None and not stream.is_drawn and has_batches:
                     feed.result = with_remark(feed.result, "batches in the order of a stream")
             feed.release()
         return feeds
@@ -346,11 +348,6 @@ def _annotate(result: Result, facts: ProbeFacts) -> Result:
         if place not in places
     )
     return with_remark(replace(result, values=values, n=result.n or n), facts.get("remark", ""))
-
-
-def _has_batches(result: Result) -> bool:
-    """Return True if values are means over several batches."""
-    return any(value.statistics.get("batches", 0) > 1 for value in result.values)
 
 
 def with_remark(result: Result, *remarks: str) -> Result:

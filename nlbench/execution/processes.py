@@ -102,7 +102,8 @@ def call_in_processes(
         while (name := ready.get()) is not None:
             crash = ""
             try:
-                for message in supervisor.call(function, arguments[name], is_wanted):
+                request = {"call": function, "argument": dict(arguments[name])}
+                for message in supervisor.ask(request, is_wanted):
                     yield name, message
             except WorkerCrash as error:
                 crash = str(error)

@@ -147,16 +147,6 @@ class Supervisor:
                 pending.pop(record.key, None)
                 yield record
 
-    def call(
-        self,
-        function: str,
-        argument: Mapping[str, Any],
-        is_wanted: Callable[[], bool] = lambda: True,
-    ) -> Iterator[dict[str, Any]]:
-        """Call a function in the worker and yield its messages; see `ask`."""
-        request = {"call": function, "argument": dict(argument)}
-        return self.ask(request, is_wanted)
-
     def ask(
         self,
         request: Mapping[str, Any],
@@ -181,13 +171,8 @@ class Supervisor:
             The process is no longer running in any of these cases.
         """
         self._start()
-        yield from self._messages(request, is_wanted, timeout)
-
-    def _messages(
-        self, request: Mapping[str, Any], is_wanted: Callable[[], bool], timeout: float | None
-    ) -> Iterator[dict[str, Any]]:
-        assert self._process is not None
         process = self._process
+        assert process is not None
         with contextlib.suppress(OSError):
             self._connection.send_bytes(json.dumps(request).encode())
         phase = Phase("starting", 0, -START_SECONDS, time.monotonic())

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from nlbench.errors import NlbenchError
 from nlbench.introspection.allocator import keep_freed_memory
@@ -28,9 +28,6 @@ from nlbench.serialization.fields import from_plain
 from nlbench.signals import interruptible
 
 from .work_units import Unit, to_message
-
-if TYPE_CHECKING:
-    from .unit_runner import UnitRunner
 
 IDLE_SECONDS = 60.0
 """Idle time after which a worker exits, freeing its memory and GPU."""
@@ -135,38 +132,28 @@ def main(handle: int, threads: int) -> None:
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, requests), daemon=True).start()
     # Imported last, so that the process exits with its supervisor even during the imports.
+    from nlbench.introspection.threads import torch_threads
+
     from .unit_runner import UnitRunner
 
     unit_runner = UnitRunner(threads=threads)
     with interruptible():
-        _serve(connection, requests, unit_runner, threads)
-
-
-def _serve(
-    connection: Connection,
-    requests: queue.SimpleQueue[bytes],
-    unit_runner: UnitRunner,
-    threads: int,
-) -> NoReturn:
-    """Answer requests, one at a time."""
-    from nlbench.introspection.threads import torch_threads
-
-    while True:
-        try:
-            request = json.loads(requests.get(timeout=IDLE_SECONDS))
-        except queue.Empty:
-            _end()
-        if "call" in request:
-            module, _, name = request["call"].partition(":")
-            function = getattr(importlib.import_module(module), name)
-            with torch_threads(threads):
-                function(request["argument"], partial(_send, connection))
-        else:
-            unit = from_plain(Unit, request["unit"], "unit")
-            messenger = Messenger(connection, unit, request["timeout"])
-            for result in unit_runner.measure(unit, messenger):
-                messenger.send(**to_message(result))
-        _send(connection, {"done": True, "changed": unit_runner.process_is_changed})
+        while True:
+            try:
+                request = json.loads(requests.get(timeout=IDLE_SECONDS))
+            except queue.Empty:
+                _end()
+            if "call" in request:
+                module, _, name = request["call"].partition(":")
+                function = getattr(importlib.import_module(module), name)
+                with torch_threads(threads):
+                    function(request["argument"], partial(_send, connection))
+            else:
+                unit = from_plain(Unit, request["unit"], "unit")
+                messenger = Messenger(connection, unit, request["timeout"])
+                for result in unit_runner.measure(unit, messenger):
+                    messenger.send(**to_message(result))
+            _send(connection, {"done": True, "changed": unit_runner.process_is_changed})
 
 
 def _send(connection: Connection, message: Mapping[str, Any]) -> None:

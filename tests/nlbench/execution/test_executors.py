@@ -458,14 +458,15 @@ def test_an_error_of_a_supervising_thread_is_raised_in_the_caller(monkeypatch, e
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_calls_in_processes_wait_for_those_they_come_after(monkeypatch, workers):
-    def call(function, argument, is_wanted):
-        assert function == "module:name"
+    def ask(request, is_wanted):
+        argument = request["argument"]
+        assert request["call"] == "module:name"
         assert is_wanted()
         yield {"value": argument["x"]}
         if argument["x"] == 1:
             raise WorkerCrash("it crashed", None)
 
-    supervisor = SimpleNamespace(call=call, end=lambda: None)
+    supervisor = SimpleNamespace(ask=ask, end=lambda: None)
     monkeypatch.setattr(processes, "take_supervisor", lambda *_: supervisor)
     arguments = {name: {"x": x} for x, name in enumerate("abcd")}
     messages = list(

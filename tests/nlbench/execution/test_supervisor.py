@@ -165,13 +165,14 @@ def test_worker_killed_at_its_end_gets_no_other_unit(monkeypatch):
     supervised.end()
 
 
-def test_dead_worker_is_reported():
+def test_dead_worker_is_reported(monkeypatch):
     supervised = Supervisor(1, None)
     supervised._start()
     supervised._process.kill()
     supervised._process.wait()
+    monkeypatch.setattr(supervised, "_start", lambda: None)
     with pytest.raises(WorkerCrash, match="killed by SIGKILL"):
-        list(supervised._messages({}, lambda: True, None))
+        list(supervised.ask({}, lambda: True))
 
 
 @pytest.mark.parametrize(("set_by_user", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
