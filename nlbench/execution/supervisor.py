@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -44,8 +44,8 @@ class Phase:
     Parameters
     ----------
     name : {"starting", "loading", "observing", "measuring"}
-    cell : int
-        Index, within the unit, of the cell being measured or of the probe's first cell.
+    probe, measure : str
+        Names of those that are running; empty if there is none.
     spent : float
         Seconds charged to the cell before this phase, including loading and forward passes.
     since : float
@@ -53,7 +53,8 @@ class Phase:
     """
 
     name: str
-    cell: int
+    probe: str
+    measure: str
     spent: float
     since: float
 
@@ -134,7 +135,8 @@ class Supervisor:
                 missing = tuple(cell for cell in part.cells if cell.key in pending)
                 reason = "the worker returned no result"
             except WorkerTimeout as error:
-                missing, is_early = _late_cells(error.phase, part, pending), error.phase.is_early
+                left = [cell for cell in part.cells if cell.key in pending]
+                missing, is_early = _late_cells(error.phase, left), error.phase.is_early
                 reason = f"{_PHASE_TEXTS[error.phase.name]} longer than {self.timeout:g} s"
             except WorkerCrash as error:
                 is_early, reason = one_by_one and error.phase.is_early, str(error)
@@ -175,7 +177,7 @@ class Supervisor:
         assert process is not None
         with contextlib.suppress(OSError):
             self._connection.send_bytes(json.dumps(request).encode())
-        phase = Phase("starting", 0, -START_SECONDS, time.monotonic())
+        phase = Phase("starting", "", "", -START_SECONDS, time.monotonic())
         is_late = False
         while True:
             try:
@@ -203,9 +205,8 @@ class Supervisor:
                 return
             elif "phase" in message:
                 if not is_late:
-                    phase = Phase(
-                        message["phase"], message["cell"], message["spent"], time.monotonic()
-                    )
+                    name = message.pop("phase")
+                    phase = Phase(name=name, since=time.monotonic(), **message)
             else:
                 yield message
 
@@ -268,12 +269,8 @@ _PHASE_TEXTS = {
 }
 
 
-def _late_cells(phase: Phase, part: Unit, pending: dict[str, Cell]) -> tuple[Cell, ...]:
+def _late_cells(phase: Phase, pending: Sequence[Cell]) -> tuple[Cell, ...]:
     """Return the pending cells that fail if the time limit is exceeded in a phase."""
-    if phase.is_early:
-        return tuple(cell for cell in part.cells if cell.key in pending)
-    current = part.cells[phase.cell]
-    if phase.name == "measuring" and current.key in pending:
-        return (current,)
-    same_probe = [c for c in part.cells if c.probe.name == current.probe.name]
-    return tuple(c for c in same_probe if c.key in pending) or tuple(pending.values())
+    measured = [cell for cell in pending if cell.measure.name == phase.measure]
+    observed = [cell for cell in pending if cell.probe.name == phase.probe]
+    return tuple(measured or observed or pending)

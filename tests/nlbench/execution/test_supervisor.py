@@ -157,7 +157,11 @@ def test_worker_killed_at_its_end_gets_no_other_unit(monkeypatch):
     supervised = Supervisor(1, None)
     supervised._start()
     first = supervised._process
-    messages = [{"phase": "measuring", "cell": 0, "spent": 100.0}, None, {"done": True}]
+    messages = [
+        {"phase": "measuring", "probe": "", "measure": "", "spent": 100.0},
+        None,
+        {"done": True},
+    ]
     monkeypatch.setattr(supervised, "_receive", lambda: messages.pop(0))
     assert list(supervised.ask({}, lambda: True, 1.0)) == []
     supervised._start()
@@ -202,31 +206,31 @@ def test_a_supervisor_leaves_no_file_behind(tmp_path, monkeypatch):
 
 
 def cell_of(name, probe):
-    return SimpleNamespace(key=name, probe=SimpleNamespace(name=probe))
+    return SimpleNamespace(measure=SimpleNamespace(name=name), probe=SimpleNamespace(name=probe))
 
 
 @pytest.mark.parametrize(
-    ("name", "cell", "pending", "late"),
+    ("probe", "measure", "pending", "late"),
     [
-        ("observing", 0, "abcd", "ac"),
-        ("observing", 1, "abcd", "bd"),
+        ("sites", "", "abcd", "ac"),
+        ("lines", "", "abcd", "bd"),
         # Cells that are recorded already are not late.
-        ("observing", 0, "bcd", "c"),
-        ("measuring", 2, "abcd", "c"),
+        ("sites", "", "bcd", "c"),
+        ("sites", "c", "abcd", "c"),
         # After the last record of a pass, the next one is late.
-        ("measuring", 2, "abd", "a"),
-        ("observing", 0, "bd", "bd"),
-        ("loading", 0, "bd", "bd"),
-        ("starting", 0, "abcd", "abcd"),
+        ("sites", "c", "abd", "a"),
+        ("sites", "", "bd", "bd"),
+        # The subject is not loaded.
+        ("", "", "bd", "bd"),
+        ("", "", "abcd", "abcd"),
     ],
 )
-def test_timeout_fails_only_the_cells_of_its_phase(name, cell, pending, late):
+def test_timeout_fails_only_the_cells_of_its_phase(probe, measure, pending, late):
     cells = [cell_of("a", "sites"), cell_of("b", "lines"), cell_of("c", "sites")]
     cells.append(cell_of("d", "lines"))
-    phase = Phase(name, cell, 0.0, 0.0)
-    part = SimpleNamespace(cells=tuple(cells))
-    left = {cell.key: cell for cell in cells if cell.key in pending}
-    assert "".join(cell.key for cell in _late_cells(phase, part, left)) == late
+    phase = Phase("", probe, measure, 0.0, 0.0)
+    left = [cell for cell in cells if cell.measure.name in pending]
+    assert "".join(cell.measure.name for cell in _late_cells(phase, left)) == late
 
 
 def test_worker_with_another_number_of_threads_is_replaced(forked):
