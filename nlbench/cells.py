@@ -6,9 +6,12 @@ import platform
 from dataclasses import dataclass
 
 from nlbench import registry
-from nlbench.options import Options
-from nlbench.store.consistency import Decisions
+from nlbench.measure import Result, Status
+from nlbench.store.consistency import Decisions, decisions_of
+from nlbench.store.manifest import now
+from nlbench.store.record import Record, RecordedMachine, RecordedMeasure, RecordedProbe
 from nlbench.subjects.data import dataset_info
+from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.weights_choice import choose_weights
 
@@ -66,20 +69,10 @@ class SubjectPlan:
 
 
 @dataclass(frozen=True)
-class MeasureSpec:
-    """A measure and its probe, by name, with their options."""
-
-    name: str
-    version: str
-    options: Options
-    probe: str
-    probe_options: Options
-    errors: str = "groups"
-
-
-@dataclass(frozen=True)
 class Cell:
     """One subject and one measure: the unit that is recorded, and that may fail.
+
+    Its measure and probe are recorded as planned.
 
     Parameters
     ----------
@@ -89,13 +82,40 @@ class Cell:
 
     key: str
     subject: SubjectPlan
-    measure: MeasureSpec
+    measure: RecordedMeasure
+    probe: RecordedProbe
     stream: str = ""
 
     @property
     def identity(self) -> tuple[str, str, str, int, str]:
         """The cell's model, weights, data, seed and measure in the tidy table."""
         return (*self.subject.identity, self.measure.name)
+
+    def missing_record(
+        self,
+        machine: RecordedMachine,
+        reason: str,
+        status: Status = "failed",
+        traceback: str = "",
+    ) -> Record:
+        """Return the record of a cell that was not measured."""
+        spec = self.subject.spec
+        return Record(
+            key=self.key,
+            subject=SubjectFacts(
+                model=spec.model,
+                weights=self.subject.label,
+                data=spec.data,
+                seed=spec.seed,
+                key=self.subject.key,
+            ),
+            measure=self.measure,
+            probe=self.probe,
+            machine=machine,
+            result=Result.missing(status, reason),
+            finished=now(),
+            traceback=traceback,
+        )
 
 
 @dataclass(frozen=True)
@@ -112,16 +132,11 @@ class Plan:
         return list({cell.subject.key: cell.subject for cell in self.cells}.values())
 
     @property
-    def measures(self) -> list[MeasureSpec]:
-        """The measures, in order."""
-        return list({cell.measure.name: cell.measure for cell in self.cells}.values())
-
-    @property
     def decisions(self) -> Decisions:
         """The settings and keys that determine the results of the cells."""
-        return {
-            **{("measure", m.name): (m.version, dict(m.options), m.errors) for m in self.measures},
-            **{("probe", m.probe): dict(m.probe_options) for m in self.measures},
-            **{("subject", *s.identity): s.key for s in self.subjects},
-            **{("sources", *s.identity): (s.settings_key, dict(s.sources)) for s in self.subjects},
-        }
+        decisions: dict[tuple[object, ...], object] = {}
+        for cell in self.cells:
+            decisions |= decisions_of(cell)
+        for subject in self.subjects:
+            decisions["sources", *subject.identity] = (subject.settings_key, dict(subject.sources))
+        return decisions

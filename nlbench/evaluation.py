@@ -7,7 +7,6 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from nlbench.cells import Cell, SubjectPlan
 from nlbench.errors import RequestError, nearest, shorten
-from nlbench.execution.machine import Machine
-from nlbench.execution.subject_passes import records_of
+from nlbench.execution.machine import describe_machine
+from nlbench.execution.unit_runner import records_of
 from nlbench.introspection.exclusive import one_measurement
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
@@ -35,7 +35,7 @@ from nlbench.serialization.fields import to_plain
 from nlbench.serialization.hashing import content_key, state_hash, tensor_hash
 from nlbench.settings import resolve_settings
 from nlbench.store.manifest import Manifest, make_manifest
-from nlbench.store.record import RecordedMeasure
+from nlbench.store.record import RecordedMeasure, RecordedProbe
 from nlbench.store.run import Run
 from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.inputs import (
@@ -47,6 +47,7 @@ from nlbench.subjects.inputs import (
     single_tensor_call,
 )
 from nlbench.subjects.samples import Batches, drawn_batches, sample_facts, sample_order
+from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.subject import Subject
 
 from .plugin_loading import checked_measure, load_measures, load_probe
@@ -214,21 +215,27 @@ def _evaluate(
         is_indivisible=not is_divisible,
     )
 
-    def key_of(
-        facts: SubjectFacts, measure: type[Measure], recorded_errors: str | None = None
-    ) -> str:
+    def key_of(facts: SubjectFacts, measure: RecordedMeasure, probe: RecordedProbe) -> str:
         # Without errors, the key is that of versions that had none.
-        in_key = None if recorded_errors == "none" else recorded_errors
-        recorded = RecordedMeasure.of(measure, dict(resolved.measures)[measure], in_key)
+        in_key = None if measure.errors == "none" else measure.errors
         return content_key(
             {
-                "measure": to_plain(recorded),
-                "probe": dict(resolved.probes[measure.probe]),
+                "measure": to_plain(replace(measure, errors=in_key)),
+                "probe": dict(probe.options),
                 "subject": to_plain(facts),
                 "device": device.type,
             }
         )
 
+    planned = SubjectPlan("", SubjectSpec(*name, "given", SEED), name[1])
+    cells = []
+    for measure, options in resolved.measures:
+        recorded = RecordedMeasure.of(measure, options, errors)
+        through = RecordedProbe(measure.probe, resolved.probes[measure.probe])
+        # Errors don't change the value: the random numbers are the same without.
+        random_stream = key_of(facts, replace(recorded, errors=None), through)
+        key = key_of(facts, recorded, through)
+        cells.append(Cell(key, planned, recorded, through, random_stream))
     start = time.perf_counter()
     count = len(samples.inputs)
     count = count if stream is None else stream.known_length or count
@@ -243,17 +250,14 @@ def _evaluate(
             model, samples.arguments, None if is_divisible else len(samples.inputs), output
         ),
     ):
-        machine = Machine.at(device)
+        machine = describe_machine(device)
         records = list(
             records_of(
                 subject,
-                resolved,
+                cells,
+                {measure.name: measure for measure, _ in resolved.measures},
                 machine,
                 monitor,
-                partial(key_of, facts, recorded_errors=errors),
-                errors=errors,
-                # Errors don't change the value: the random numbers are the same without.
-                stream_of=partial(key_of, facts),
             )
         )
     if stream is not None and stream.error is not None:
@@ -261,8 +265,9 @@ def _evaluate(
     if stream is not None:
         # The samples determine the keys, and those of a stream are only known at its end.
         facts = replace(facts, **sample_facts(samples.inputs, stream))
-        keys = {measure.name: key_of(facts, measure, errors) for measure, _ in resolved.measures}
-        records = [replace(r, key=keys[r.measure.name], subject=facts) for r in records]
+        records = [
+            replace(r, key=key_of(facts, r.measure, r.probe), subject=facts) for r in records
+        ]
     request = {"measures": [m.name for m in measures], "settings": requested}
     seconds = round(time.perf_counter() - start, 3)
     manifest = replace(make_manifest(request, machine), seconds=seconds)

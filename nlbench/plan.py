@@ -13,13 +13,14 @@ from functools import cache
 from typing import Any
 
 from nlbench import registry
-from nlbench.cells import Cell, MeasureSpec, Plan, SubjectPlan
+from nlbench.cells import Cell, Plan, SubjectPlan
 from nlbench.errors import NlbenchError, RequestError, error_text, one_line, system_text
 from nlbench.options import Options
 from nlbench.request import AUTO_DATA, Request
 from nlbench.serialization.hashing import content_key
 from nlbench.settings import ResolvedSettings, resolve_settings
 from nlbench.signals import raise_interruption
+from nlbench.store.record import RecordedMeasure, RecordedProbe
 from nlbench.subjects.data import DatasetInfo, dataset_info
 from nlbench.subjects.model import declared_info, default_data
 from nlbench.subjects.spec import SubjectSpec
@@ -49,18 +50,19 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
         infos,
         {model: declared_info(model) for model in data_of},
     )
-    for name, options in resolved.probes.items():
+    probes = resolved.probes
+    for name, options in probes.items():
         load_probe(name).check(request.samples or None, options)
     measures = [
-        MeasureSpec(m.name, m.version, options, m.probe, resolved.probes[m.probe], request.errors)
+        (RecordedMeasure.of(m, options, request.errors), RecordedProbe(m.probe, probes[m.probe]))
         for m, options in resolved.measures
     ]
     subjects = _plan_subjects(request, device, data_of, infos, resolved, warn)
-    providers = {m.name: list(registry.find("measures", m.name).providers) for m in measures}
+    providers = {m.name: list(registry.find("measures", m.name).providers) for m, _ in measures}
     cells = tuple(
-        _plan_cell(subject, measure, providers[measure.name])
+        _plan_cell(subject, measure, probe, providers[measure.name])
         for subject in subjects
-        for measure in measures
+        for measure, probe in measures
     )
     return Plan(cells, device, request.precision)
 
@@ -178,15 +180,17 @@ def _plan_weights(spec: SubjectSpec) -> WeightsChoice:
     return WeightsChoice(spec.weights, None, problem=problem)
 
 
-def _plan_cell(subject: SubjectPlan, measure: MeasureSpec, providers: list[str]) -> Cell:
+def _plan_cell(
+    subject: SubjectPlan, measure: RecordedMeasure, probe: RecordedProbe, providers: list[str]
+) -> Cell:
     content = {
         "subject": subject.key,
         "measure": [measure.name, measure.version, providers],
         "options": dict(measure.options),
-        "probe": [measure.probe, dict(measure.probe_options)],
+        "probe": [probe.name, dict(probe.options)],
     }
     # Errors don't change the value, so the random numbers are the same with and without.
     stream = content_key(content)
     has_errors = measure.errors != "none"
     key = content_key({**content, "errors": measure.errors}) if has_errors else stream
-    return Cell(key, subject, measure, stream)
+    return Cell(key, subject, measure, probe, stream)

@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from nlbench.errors import one_line
+from nlbench.errors import RequestError, one_line
 
 
 class Progress(Protocol):
@@ -43,6 +43,7 @@ class ProgressMonitor:
     def __init__(self, progress: Progress | None = None) -> None:
         self._progress = progress
         self._warnings: set[str] = set()
+        self.has_single_subject = False
 
     def begin(self, steps: int) -> None:
         """Set the number of steps and start counting them."""
@@ -59,6 +60,17 @@ class ProgressMonitor:
         if self._progress and message not in self._warnings:
             self._warnings.add(message)
             self._progress.warn(message)
+
+    def unloadable(self, reason: str) -> None:
+        """Handle a subject that can't be loaded; `reason` is empty if its worker crashed.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If there is no other subject.
+        """
+        if reason and self.has_single_subject:
+            raise RequestError(reason)
 
     def loading(self) -> None:
         """Handle the start of loading a subject."""

@@ -20,8 +20,7 @@ from nlbench.config_file import write_request
 from nlbench.errors import NlbenchError, RequestError
 from nlbench.execution.devices import resolve_device
 from nlbench.execution.executors import execute
-from nlbench.execution.machine import Machine
-from nlbench.execution.subject_passes import missing_record
+from nlbench.execution.machine import describe_machine, describe_machine_in_subprocess
 from nlbench.execution.work_units import units_of
 from nlbench.execution.worker_pool import WorkerPool
 from nlbench.introspection.precision import exact_arithmetic
@@ -224,10 +223,10 @@ def _begin(folder: RunFolder, request: Request, plan: Plan, pool: WorkerPool, co
     with torch_threads(pool.threads):
         if pool.is_serial or device.type != "cuda":
             with exact_arithmetic(plan.precision, device.type):
-                machine = Machine.at(device, plan.precision)
+                machine = describe_machine(device, plan.precision)
         else:
             # Even querying autocast's dtypes would initialise the GPU in this process.
-            machine = Machine.at_in_subprocess(device, plan.precision)
+            machine = describe_machine_in_subprocess(device, plan.precision)
     folder.begin(
         make_manifest(asdict(request), machine, command=command),
         [cell.key for cell in plan.cells],
@@ -252,29 +251,27 @@ def _measure(
     machine = RecordedMachine(folder.manifest.device, "", folder.manifest.environment)
     expected = recorded_facts(folder.records.values())
     cells = {cell.key: cell for cell in todo.new}
-    units = units_of(todo.new, todo.plan, memory=pool.execution.memory, expected=expected)
+    units = units_of(todo.new, todo.plan, machine, memory=pool.execution.memory, expected=expected)
     monitor.begin(_count_steps(todo.new, request))
     for cell in todo.impossible:
-        folder.add(missing_record(cell, machine, cell.subject.impossible, status="skipped"))
-    is_only_subject = len(todo.plan.subjects) == 1
+        folder.add(cell.missing_record(machine, cell.subject.impossible, "skipped"))
+    monitor.has_single_subject = len(todo.plan.subjects) == 1
     # Closing the generator on an interruption stops the workers.
-    with closing(
-        execute(units, pool, monitor, machine, is_only_subject=is_only_subject)
-    ) as records:
+    with closing(execute(units, pool, monitor)) as records:
         for record in records:
             # Workers that load a subject at different times may find different content.
             expected = recorded_facts([record]) | expected
             cell = cells[record.key]
             problem = changed_subject(record.subject, expected.get(cell.subject.key, {}))
             if problem and record.is_done:
-                record = missing_record(cell, machine, problem)
+                record = cell.missing_record(machine, problem)
             folder.add(record)
             check_interruption()
 
 
 def _count_steps(cells: Sequence[Cell], request: Request) -> int:
-    passes = {(cell.subject.key, cell.measure.probe): cell for cell in cells}
+    passes = {(cell.subject.key, cell.probe.name): cell for cell in cells}
     return sum(
-        load_probe(cell.measure.probe).steps(request.samples or 1, cell.measure.probe_options)
+        load_probe(cell.probe.name).steps(request.samples or 1, cell.probe.options)
         for cell in passes.values()
     )

@@ -33,13 +33,6 @@ class ResolvedSettings:
     data: Mapping[str, Options] = field(default_factory=dict)
     models: Mapping[str, Options] = field(default_factory=dict)
 
-    def by_probe(self) -> dict[str, list[tuple[type[Measure], Options]]]:
-        """Group the measures by probe."""
-        groups: dict[str, list[tuple[type[Measure], Options]]] = {}
-        for entry in self.measures:
-            groups.setdefault(entry[0].probe, []).append(entry)
-        return groups
-
 
 def resolve_settings(
     measures: Sequence[type[Measure]],

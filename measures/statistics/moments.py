@@ -252,8 +252,9 @@ class SamplePairs:
         if self.moments is not None:
             return self.with_rows(x, y).condensed(self.moments.origin)
         # The caller may modify its tensors later, as an in-place activation does.
-        copies = (PreparedSamples(side.values.clone(), side.rounding) for side in (x, y))
-        pairs = self.with_rows(*copies)
+        copied_x = PreparedSamples(x.values.clone(), x.rounding)
+        copied_y = PreparedSamples(y.values.clone(), y.rounding)
+        pairs = self.with_rows(copied_x, copied_y)
         if pairs.n <= pairs.max_rows:
             return pairs
         first_x, first_y = pairs.batches[0]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nlbench.errors import NotFinite, RequestError
-from nlbench.execution.machine import Machine
+from nlbench.execution.machine import describe_machine
 from nlbench.serialization.fields import extra_fields, from_plain
 from nlbench.serialization.hashing import file_hash
 from nlbench.store.locked_folder import LockedFolder
@@ -155,7 +155,7 @@ class TrainingFolder(LockedFolder):
         self.manifest = {
             **make_manifest(
                 asdict(self.request),
-                Machine.at(device),
+                describe_machine(device),
                 command=self.command,
                 created=recorded.get("created"),
             ),

@@ -1,6 +1,6 @@
 """The checks of ``nlbench check-measure``, for measures of any probe."""
 
-from .check import Check
-from .suite import check_measure
+from .checks import check_measure
+from .trial import Check
 
 __all__ = ["Check", "check_measure"]

@@ -1,15 +1,15 @@
-"""Small networks and samples to check a measure on."""
+"""Checks of a measure, and the small networks and samples for them."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from nlbench.execution.probe_pass import observe
+from nlbench.execution.probe_pass import Pass
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.measure import Measure, Result
 from nlbench.options import OptionValue, Settings
@@ -72,13 +72,10 @@ def _measure(
     labels = relu_network()(inputs.float().cpu()).argmax(1)
     facts = SubjectFacts(model=type(model).__name__, weights="given", data="given", seed=0)
     with exact_arithmetic():
-        (outcome,) = observe(
-            Subject(model, inputs, labels, facts),
-            resolved.measures,
-            resolved.probes[measure.probe],
-            resources=Resources(inputs.device),
-            streams=[measure.name],
-        )
+        options = resolved.probes[measure.probe]
+        subject = Subject(model, inputs, labels, facts)
+        observed = Pass(subject, measure.probe, options, Resources(inputs.device))
+        (outcome,) = observed.observe([(*resolved.measures[0], measure.name)])
     return outcome.result
 
 
@@ -121,3 +118,27 @@ def difference(first: Result, second: Result, tolerance: float) -> str:
     if abs(a - b) <= tolerance * max(1.0, abs(a), abs(b)):
         return ""
     return f"{a:.9g} becomes {b:.9g}"
+
+
+Outcome = Literal["kept", "broken", "not claimed", "not checked"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of one check of a measure.
+
+    Parameters
+    ----------
+    outcome : {"kept", "broken", "not claimed", "not checked"}
+        ``not claimed``: the value changes, but the measure doesn't claim to be invariant.
+        ``not checked``: the detail gives the reason.
+    """
+
+    name: str
+    outcome: Outcome
+    detail: str = ""
+
+
+def check_equal(name: str, difference: str, hint: str = "") -> Check:
+    """Return a check that is broken if there is a difference; its detail ends with `hint`."""
+    return Check(name, "broken" if difference else "kept", difference and difference + hint)

@@ -13,33 +13,22 @@ import threading
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
-from nlbench.cells import Cell
 from nlbench.errors import RequestError, error_text, one_line
-from nlbench.progress import Progress
 from nlbench.serialization.fields import from_plain, to_plain
 from nlbench.signals import uninterrupted
 from nlbench.store.record import Record
 
 from .supervisor import START_SECONDS
-from .work_units import (
-    Unit,
-    UnmeasuredCells,
-    WorkerEvent,
-    from_message,
-    keys_of,
-    split_by_probe,
-    to_message,
-)
+from .work_units import Event, Unit, from_message, split_by_probe, to_message
 from .worker_pool import WorkerPool, end_idle_workers, keep_supervisor, take_supervisor
 
 
-def measure_on_cluster(
-    units: Sequence[Unit], pool: WorkerPool, progress: Progress
-) -> Generator[Record | UnmeasuredCells]:
+def measure_on_cluster(units: Sequence[Unit], pool: WorkerPool) -> Generator[Record | Event]:
     """Measure units on a cluster; results arrive as Dask events.
 
     Units are split by probe if there are fewer units than workers.
@@ -51,7 +40,7 @@ def measure_on_cluster(
     with _cluster(pool) as client:
         client.subscribe_topic(topic, lambda event: arrivals.put(json.loads(event[1])))
         pending = {f"{topic}-{index}": unit for index, unit in enumerate(units)}
-        missing = {cell.key: cell for unit in units for cell in unit.cells}
+        missing = {cell.key for unit in units for cell in unit.cells}
         futures = [
             client.submit(_supervise, json.dumps(to_plain(unit)), topic, pool, key=key)
             for key, unit in pending.items()
@@ -62,16 +51,15 @@ def measure_on_cluster(
             while pending:
                 arrival = arrivals.get()
                 if isinstance(arrival, dict):
-                    yield from _new_results(arrival, missing, progress)
+                    yield from _new_results(arrival, missing)
                     continue
                 # Events arrive before the task ends, unless they were lost with a connection.
                 unit = pending.pop(arrival.key)
                 problem = _problem(arrival)
                 for event in [] if problem else arrival.result():
-                    yield from _new_results(json.loads(event), missing, progress)
-                unmeasured = tuple(c for c in unit.cells if missing.pop(c.key, None) is not None)
-                if unmeasured:
-                    yield UnmeasuredCells(unmeasured, problem or "the worker returned no result")
+                    yield from _new_results(json.loads(event), missing)
+                lost = replace(unit, cells=tuple(c for c in unit.cells if c.key in missing))
+                yield from lost.missing_records(problem or "the worker returned no result")
         finally:
             _call_within(CLOSE_SECONDS, lambda: _stop(client, futures))
 
@@ -116,17 +104,14 @@ def _call_within(seconds: float, function: Callable[[], None]) -> None:
         thread.join(seconds)
 
 
-def _new_results(
-    message: dict[str, Any], missing: dict[str, Cell], progress: Progress
-) -> Iterator[Record | UnmeasuredCells]:
-    """Read a worker's message, and yield its result unless it has already arrived."""
-    result = from_message(message, missing)
-    if isinstance(result, WorkerEvent):
-        result.send_to(progress)
-        return
-    new = [missing.pop(key) for key in keys_of(result) if key in missing]
-    if new:
-        yield result
+def _new_results(message: dict[str, str], missing: set[str]) -> Iterator[Record | Event]:
+    """Yield the event or the record of a message, unless the record has already arrived."""
+    result = from_message(message)
+    if isinstance(result, Record):
+        if result.key not in missing:
+            return
+        missing.remove(result.key)
+    yield result
 
 
 def _problem(future: Any) -> str:
@@ -160,7 +145,7 @@ def _supervise(unit_text: str, topic: str, pool: WorkerPool) -> list[str]:
         for result in supervisor.measure(unit, is_wanted):
             event = json.dumps(to_message(result))
             worker.log_event(topic, event)
-            if not isinstance(result, WorkerEvent):
+            if isinstance(result, Record) or "unloadable" in result:
                 events.append(event)
     except BaseException:
         supervisor.end()

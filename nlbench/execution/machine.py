@@ -7,8 +7,6 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,40 +15,33 @@ import torch
 from nlbench.errors import RequestError
 from nlbench.introspection.precision import float32_precision
 from nlbench.registry import installed, name_and_version, version_of
+from nlbench.store.record import RecordedMachine
 
 
-@dataclass(frozen=True)
-class Machine:
-    """A device and its environment, as returned by `describe_environment`."""
+def describe_machine(device: torch.device, precision: str = "native") -> RecordedMachine:
+    """Describe this machine as it is recorded, except for a model's dtype."""
+    return RecordedMachine(str(device), "", describe_environment(device, precision))
 
-    device: torch.device
-    environment: Mapping[str, Any]
 
-    @classmethod
-    def at(cls, device: torch.device, precision: str = "native") -> Machine:
-        """Describe this machine for the given device and precision."""
-        return cls(device, describe_environment(device, precision))
+def describe_machine_in_subprocess(device: torch.device, precision: str) -> RecordedMachine:
+    """Describe this machine in a subprocess, since a GPU's name requires initialising CUDA.
 
-    @classmethod
-    def at_in_subprocess(cls, device: torch.device, precision: str = "native") -> Machine:
-        """Describe this machine in a subprocess, since querying a GPU's name initialises CUDA.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the device can't be used.
-        """
-        arguments = [json.dumps(sys.path), str(device), precision, str(torch.get_num_threads())]
-        done = subprocess.run(
-            [sys.executable, "-c", _DESCRIBE_SCRIPT, *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["unknown error"])[-1]
-            raise RequestError(f"device '{device}' can't be used: {reason}")
-        return cls(device, json.loads(done.stdout.splitlines()[-1]))
+    Raises
+    ------
+    nlbench.RequestError
+        If the device can't be used.
+    """
+    arguments = [json.dumps(sys.path), str(device), precision, str(torch.get_num_threads())]
+    done = subprocess.run(
+        [sys.executable, "-c", _DESCRIBE_SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["unknown error"])[-1]
+        raise RequestError(f"device '{device}' can't be used: {reason}")
+    return RecordedMachine(str(device), "", json.loads(done.stdout.splitlines()[-1]))
 
 
 _DESCRIBE_SCRIPT = """

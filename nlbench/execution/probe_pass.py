@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -52,27 +52,18 @@ _SINGLE_SAMPLE_REASON = (
 )
 
 
-@dataclass
-class Outcome:
-    """The result of one measure on one subject.
+class Feed:
+    """One measure on one subject: it listens during a pass, and then has a result.
 
-    Parameters
+    Attributes
     ----------
     seconds : float
         Time the measure would take on its own, including shared intermediate results.
     facts : ProbeFacts
         Facts reported by the probe; none if it has raised an error.
+    package : str
+        Measures from the same package may share intermediate results.
     """
-
-    result: Result
-    seconds: float
-    traceback: str
-    facts: ProbeFacts
-    is_out_of_memory: bool = False
-
-
-class _Feed:
-    """A measure during a pass, along with the time it took and its first failure."""
 
     def __init__(
         self,
@@ -85,20 +76,21 @@ class _Feed:
         memory: int | None = None,
     ) -> None:
         self.seconds = 0.0
-        self.replicated = replicated
-        self._memory = memory
-        self._name, self._stream, self._monitor = measure.name, stream, monitor
-        self._device = device
-        self.failure: Result | None = None
-        self._failed_at: tuple[int, ...] = ()
-        self._lock = threading.Lock()
-        self.is_out_of_memory = False
         self.traceback = ""
+        self.is_out_of_memory = False
+        self.result = Result.missing("failed", "no result")
+        self.facts: ProbeFacts = {}
+        self.replicated = replicated
         self.unreduced = measure.unreduced
         self.row_limit = measure.row_limit_of(options)
         self.independent_sites = measure.independent_sites
-        # Measures from the same package may share intermediate results.
         self.package = measure.__module__.partition(".")[0]
+        self.failure: Result | None = None
+        self._failed_at: tuple[int, ...] = ()
+        self._memory = memory
+        self._name, self._stream, self._monitor = measure.name, stream, monitor
+        self._device = device
+        self._lock = threading.Lock()
         self._measure: Measure
         self._guard(lambda: self._start(measure, options))
 
@@ -119,6 +111,10 @@ class _Feed:
             lambda: validated_result(self._measure.compute(), self._bounds)
         )
         return self.failure or result
+
+    def release(self) -> None:
+        """Drop the measure, whose state takes memory."""
+        self.__dict__.pop("_measure", None)
 
     def _start(self, measure: type[Measure], options: Mapping[str, OptionValue]) -> None:
         self._bounds = measure.bounds_of(options)
@@ -161,26 +157,15 @@ class _Feed:
 
 
 MeasureEntry = tuple[type[Measure], Mapping[str, OptionValue], str]
-"""A measure, its options and the name of its random stream."""
+"""A measure, its options and the name of its random stream.
+
+Without a name, it samples from the global generators in their current state.
+"""
 
 
-def observe(
-    subject: Subject,
-    measures: Sequence[tuple[type[Measure], Mapping[str, OptionValue]]],
-    settings: ProbeOptions,
-    *,
-    resources: Resources,
-    step: OnStep = lambda: None,
-    streams: Sequence[str] = (),
-    monitor: ProgressMonitor | None = None,
-    changes: Changes | None = None,
-    replicated: bool = True,
-) -> list[Outcome]:
-    """Run a probe on a subject and return the outcome of each measure that uses it.
-
-    A measure that raises is ``failed``, or ``undefined`` if it raises `nlbench.Undefined`. If the
-    probe itself raises, this applies to all measures. A measure that runs out of memory is retried
-    in a separate pass and, if that also fails on a GPU, on the CPU.
+@dataclass(frozen=True)
+class Pass:
+    """A pass of a probe through a subject.
 
     Parameters
     ----------
@@ -188,132 +173,121 @@ def observe(
         The probe's options.
     step : callable
         Called after each batch or segment.
-    streams : sequence of str
-        Name of each measure's random stream; by default, measures sample from the global
-        generators in their current state.
-    changes : Changes, optional
+    changes : Changes
         What the model changed in this thread is restored before the measures compute their
         results, and is added here.
     replicated : bool
         Whether results have replicates.
     """
-    changes = Changes() if changes is None else changes
-    names = streams or [""] * len(measures)
-    entries = [(*entry, name) for entry, name in zip(measures, names, strict=True)]
-    monitor = monitor or ProgressMonitor()
-    with preserve_rng_state(resources.device):
-        outcomes = _observe_once(
-            subject, entries, settings, resources, step, monitor, changes, replicated
-        )
-    if subject.stream is not None and not isinstance(subject.stream, DrawnBatches):
+
+    subject: Subject
+    probe: str
+    settings: ProbeOptions
+    resources: Resources
+    step: OnStep = lambda: None
+    monitor: ProgressMonitor = field(default_factory=ProgressMonitor)
+    changes: Changes = field(default_factory=Changes)
+    replicated: bool = True
+
+    def observe(self, entries: Sequence[MeasureEntry]) -> list[Feed]:
+        """Run the probe and return the outcome of each measure.
+
+        A measure that raises is ``failed``, or ``undefined`` if it raises `nlbench.Undefined`. If
+        the probe itself raises, this applies to all measures. A measure that runs out of memory is
+        retried in a separate pass and, if that also fails on a GPU, on the CPU.
+        """
+        outcomes = self._observe_once(entries)
+        stream = self.subject.stream
+        if stream is not None and not isinstance(stream, DrawnBatches):
+            return outcomes
+        for index, entry in enumerate(entries):
+            # A pass with a single measure requires less memory.
+            for device in dict.fromkeys([self.resources.device, torch.device("cpu")]):
+                if outcomes[index].is_out_of_memory:
+                    outcomes[index] = self._observe_alone(entry, device, outcomes[index])
         return outcomes
-    for index, entry in enumerate(entries):
-        # A pass with a single measure requires less memory.
-        for device in dict.fromkeys([resources.device, torch.device("cpu")]):
-            if not outcomes[index].is_out_of_memory:
-                break
-            outcomes[index] = _observe_alone(
-                device, subject, entry, settings, resources, monitor, changes, replicated
-            )
-    return outcomes
 
+    def _observe_alone(self, entry: MeasureEntry, device: torch.device, outcome: Feed) -> Feed:
+        """Run another pass for one measure, on the subject's device or on the CPU."""
+        release_freed_memory(self.resources.device)
+        subject = self.subject
+        remark = ""
+        if device != self.resources.device:
+            try:
+                subject = subject.converted(cpu_copy(subject.model), Tensor.cpu)
+                remark = f"computed on the CPU: {self.resources.device} is full"
+            except RequestError as error:
+                outcome.result, outcome.traceback = result_of_error(error)
+                outcome.is_out_of_memory = False
+                outcome.seconds = 0.0
+                outcome.facts = {}
+                return outcome
+        # Use a single thread, since processing several sites at once requires more memory.
+        resources = replace(self.resources, device=device, threads=1)
+        alone = replace(self, subject=subject, resources=resources, step=lambda: None)
+        (outcome,) = alone._observe_once([entry])
+        outcome.result = with_remark(outcome.result, remark)
+        return outcome
 
-def _observe_alone(
-    device: torch.device,
-    subject: Subject,
-    entry: MeasureEntry,
-    settings: ProbeOptions,
-    resources: Resources,
-    monitor: ProgressMonitor,
-    changes: Changes,
-    replicated: bool,
-) -> Outcome:
-    """Run another pass for one measure, on the subject's device or on the CPU."""
-    release_freed_memory(resources.device)
-    remark = ""
-    if device != resources.device:
+    def _observe_once(self, entries: Sequence[MeasureEntry]) -> list[Feed]:
+        with preserve_rng_state(self.resources.device):
+            return self._outcomes(entries)
+
+    def _outcomes(self, entries: Sequence[MeasureEntry]) -> list[Feed]:
+        probe, subject = load_probe(self.probe), self.subject
+        resources, monitor = self.resources, self.monitor
+        device = torch.device("cpu") if probe.shows_on_cpu else resources.device
+        streams = [RandomStream(stream, resources.device) for *_, stream in entries]
+        feeds = [
+            Feed(measure, options, stream, monitor, device, self.replicated, resources.memory)
+            for (measure, options, _), stream in zip(entries, streams, strict=True)
+        ]
+        facts: ProbeFacts
+        dependence = ""
+        stream = None if isinstance(subject.stream, DrawnBatches) else subject.stream
+        read = 0 if stream is None else stream.samples
+        failure: tuple[Result, str] | None = None
+        out_of_memory = False
         try:
-            subject = subject.converted(cpu_copy(subject.model), Tensor.cpu)
-            remark = f"computed on the CPU: {resources.device} is full"
-        except RequestError as error:
-            result, trace = result_of_error(error)
-            return Outcome(result, 0.0, trace, {})
-    # Use a single thread, since processing several sites at once requires more memory.
-    resources = replace(resources, device=device, threads=1)
-    with preserve_rng_state(device):
-        (outcome,) = _observe_once(
-            subject, [entry], settings, resources, lambda: None, monitor, changes, replicated
-        )
-    outcome.result = with_remark(outcome.result, remark)
-    return outcome
-
-
-def _observe_once(
-    subject: Subject,
-    entries: Sequence[MeasureEntry],
-    settings: ProbeOptions,
-    resources: Resources,
-    step: OnStep,
-    monitor: ProgressMonitor,
-    changes: Changes,
-    replicated: bool,
-) -> list[Outcome]:
-    probe = load_probe(entries[0][0].probe)
-    device = torch.device("cpu") if probe.shows_on_cpu else resources.device
-    feeds = [
-        _Feed(
-            measure,
-            options,
-            RandomStream(stream, resources.device),
-            monitor,
-            device,
-            replicated,
-            resources.memory,
-        )
-        for measure, options, stream in entries
-    ]
-    facts: ProbeFacts
-    dependence = ""
-    stream = None if isinstance(subject.stream, DrawnBatches) else subject.stream
-    read = 0 if stream is None else stream.samples
-    failure: tuple[Result, str] | None = None
-    out_of_memory = False
-    try:
-        with restored_thread_state(changes):
-            if probe.runs_samples:
-                dependence = _dependence(subject, device, changes, not probe.needs_function)
-            facts = probe.observe(
-                ProbePass(subject.model, subject, settings, feeds, resources, step)
-            )
-        if not isinstance(facts, dict):
-            kind = type(facts).__name__
-            raise PluginError(
-                f"the probe '{probe.name}' returns a {kind}, expected a dict of facts"
-            )
-    except BaseException as error:
-        raise_interruption(error)
-        # The model's forward pass may raise any exception; every measure in the pass then fails.
-        failure, out_of_memory = result_of_error(error), is_out_of_memory(error)
-        facts = error.facts if isinstance(error, NothingObserved) else {}
-    outcomes = []
-    if stream is not None and stream.samples == read and stream.exceeds(len(subject.inputs)):
-        count = len(subject.inputs)
-        remark = f"of the first {count} samples of a stream"
-        if stream.is_drawn:
-            remark = f"of {count} samples drawn from all"
-        facts["remark"] = _join(facts.get("remark", ""), remark)
-    if dependence:
-        facts["remark"] = _join(facts.get("remark", ""), dependence)
-    for feed in feeds:
-        if failure is None or feed.failure is not None:
-            result = _annotate(feed.compute(), facts)
-            if stream is not None and not stream.is_drawn and _has_batches(result):
-                result = with_remark(result, "batches in the order of a stream")
-            outcome = Outcome(result, feed.seconds, feed.traceback, facts, feed.is_out_of_memory)
-        else:
-            outcome = Outcome(failure[0], feed.seconds, failure[1], facts, out_of_memory)
-        outcomes.append(outcome)
-    return outcomes
+            with restored_thread_state(self.changes):
+                if probe.runs_samples:
+                    dependence = _dependence(
+                        subject, device, self.changes, not probe.needs_function
+                    )
+                facts = probe.observe(
+                    ProbePass(subject.model, subject, self.settings, feeds, resources, self.step)
+                )
+            if not isinstance(facts, dict):
+                kind = type(facts).__name__
+                raise PluginError(
+                    f"the probe '{probe.name}' returns a {kind}, expected a dict of facts"
+                )
+        except BaseException as error:
+            raise_interruption(error)
+            # The model's forward pass may raise any exception; every measure then fails.
+            failure, out_of_memory = result_of_error(error), is_out_of_memory(error)
+            facts = error.facts if isinstance(error, NothingObserved) else {}
+        if stream is not None and stream.samples == read and stream.exceeds(len(subject.inputs)):
+            count = len(subject.inputs)
+            remark = f"of the first {count} samples of a stream"
+            if stream.is_drawn:
+                remark = f"of {count} samples drawn from all"
+            facts["remark"] = _join(facts.get("remark", ""), remark)
+        if dependence:
+            facts["remark"] = _join(facts.get("remark", ""), dependence)
+        for feed in feeds:
+            feed.facts = facts
+            if failure is not None and feed.failure is None:
+                feed.result, feed.traceback = failure
+                feed.is_out_of_memory = out_of_memory
+            else:
+                feed.result = _annotate(feed.compute(), facts)
+                values = feed.result.values
+                has_batches = any(v.statistics.get("batches", 0) > 1 for v in values)
+                if stream is not None and not stream.is_drawn and has_batches:
+                    feed.result = with_remark(feed.result, "batches in the order of a stream")
+            feed.release()
+        return feeds
 
 
 def _dependence(
@@ -375,11 +349,6 @@ def _annotate(result: Result, facts: ProbeFacts) -> Result:
         if place not in places
     )
     return with_remark(replace(result, values=values, n=result.n or n), facts.get("remark", ""))
-
-
-def _has_batches(result: Result) -> bool:
-    """Return True if values are means over several batches."""
-    return any(value.statistics.get("batches", 0) > 1 for value in result.values)
 
 
 def with_remark(result: Result, *remarks: str) -> Result:

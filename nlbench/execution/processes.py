@@ -7,22 +7,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import closing
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from nlbench.errors import RequestError, system_text
-from nlbench.progress import Progress
 from nlbench.store.record import Record
 
 from .supervisor import Supervisor, UnitCancelled, WorkerCrash
-from .work_units import Unit, UnmeasuredCells, WorkerEvent, split_by_probe
+from .work_units import Event, Unit, split_by_probe
 from .worker_pool import WorkerPool, release_supervisor, supervising_threads, take_supervisor
 
 
-def measure_in_processes(
-    units: Sequence[Unit], pool: WorkerPool, progress: Progress
-) -> Generator[Record | UnmeasuredCells]:
+def measure_in_processes(units: Sequence[Unit], pool: WorkerPool) -> Generator[Record | Event]:
     """Measure units in worker processes, each supervised by a thread.
 
     A worker measures a unit's probes one after another; once all units are started, workers that
@@ -41,7 +36,7 @@ def measure_in_processes(
 
     def supervise(
         supervisor: Supervisor, index: int, is_wanted: Callable[[], bool]
-    ) -> Iterator[Record | UnmeasuredCells | WorkerEvent]:
+    ) -> Iterator[Record | Event]:
         parts: deque[Unit] = deque()
         while True:
             with lock:
@@ -49,25 +44,20 @@ def measure_in_processes(
                 if not parts:
                     return
                 part = parts.popleft()
+            others: list[Unit] = []
             for result in supervisor.measure(pool.placed(part, index), is_wanted):
                 yield result
-                if isinstance(result, UnmeasuredCells) and (
-                    result.load_failed or result.crashed_early
-                ):
+                if isinstance(result, Record):
+                    last = result
+                elif "unloadable" in result:
                     with lock:
-                        others = [part.cells for part in parts]
+                        others = [*parts]
                         parts.clear()
-                    yield from (replace(result, cells=cells) for cells in others)
+            for other in others:
+                yield from other.missing_records(last.result.reason, last.traceback)
 
     workers = min(pool.workers, sum(map(len, unit_parts)))
-    with closing(
-        _run_supervisors(supervise, workers, pool.threads, pool.execution.timeout)
-    ) as results:
-        for result in results:
-            if isinstance(result, WorkerEvent):
-                result.send_to(progress)
-            else:
-                yield result
+    return _run_supervisors(supervise, workers, pool.threads, pool.execution.timeout)
 
 
 def call_in_processes(
@@ -112,7 +102,8 @@ def call_in_processes(
         while (name := ready.get()) is not None:
             crash = ""
             try:
-                for message in supervisor.call(function, arguments[name], is_wanted):
+                request = {"call": function, "argument": dict(arguments[name])}
+                for message in supervisor.ask(request, is_wanted):
                     yield name, message
             except WorkerCrash as error:
                 crash = str(error)

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,7 +22,7 @@ from nlbench.cells import Cell
 from nlbench.serialization.fields import to_plain
 from nlbench.store.record import Record
 
-from .work_units import Unit, UnmeasuredCells, WorkerEvent, from_message, keys_of
+from .work_units import Event, Unit, from_message
 from .worker import IDLE_SECONDS
 
 START_SECONDS = 120.0
@@ -44,8 +44,8 @@ class Phase:
     Parameters
     ----------
     name : {"starting", "loading", "observing", "measuring"}
-    cell : int
-        Index, within the unit, of the cell being measured or of the probe's first cell.
+    probe, measure : str
+        Names of those that are running; empty if there is none.
     spent : float
         Seconds charged to the cell before this phase, including loading and forward passes.
     since : float
@@ -53,7 +53,8 @@ class Phase:
     """
 
     name: str
-    cell: int
+    probe: str
+    measure: str
     spent: float
     since: float
 
@@ -84,42 +85,69 @@ class UnitCancelled(Exception):
     """A unit was cancelled because its results are no longer needed."""
 
 
-class Worker:
-    """A process that measures units one at a time.
+def _exit_reason(status: int) -> str:
+    if status < 0:
+        name = signal.Signals(-status).name
+        hint = " (the system does that when memory runs out)" if name == "SIGKILL" else ""
+        return f"the worker was killed by {name}{hint}"
+    return f"the worker exited with status {status}, perhaps because a plugin called exit"
 
-    Attributes
-    ----------
-    is_changed : bool
-        True if a subject has changed more than settings of the process.
-    """
 
-    def __init__(self, threads: int) -> None:
-        self.threads, self.last_used = threads, time.monotonic()
-        self.is_changed = False
-        supervisor_socket, worker_socket = socket.socketpair()
-        # Some libraries start their threads before `torch.set_num_threads` is called.
-        variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        # Threads that busy-wait take CPU time from the threads they are waiting for.
-        defaults = {"OMP_WAIT_POLICY": "PASSIVE"}
-        with supervisor_socket, worker_socket:
-            handle = worker_socket.fileno()
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _SCRIPT, json.dumps(sys.path), str(handle), str(threads)],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # Plugins print to standard error.
-                env={**defaults, **os.environ, **variables},
-                pass_fds=(handle,),
-                # In a separate process group, Ctrl-C reaches only the supervisor, and processes
-                # started by plugins are killed with the worker.
-                start_new_session=True,
-            )
-            self._connection = Connection(supervisor_socket.detach())
+class Supervisor:
+    """Measures units with a worker process, which is replaced if it ends or has other threads."""
 
-    @property
-    def is_reusable(self) -> bool:
-        """True if the process is running and not about to exit because it is idle."""
-        idle = time.monotonic() - self.last_used
-        return self._process.poll() is None and idle < IDLE_SECONDS / 2
+    def __init__(self, threads: int, timeout: float | None) -> None:
+        self.threads, self.timeout = threads, timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection
+        self._process_threads = 0
+        self._last_used = 0.0
+        self._subject = ""
+        # True if the subject has changed more than settings of the process.
+        self._is_changed = False
+
+    def measure(
+        self, unit: Unit, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Iterator[Record | Event]:
+        """Measure a unit; yield events and, for each cell, a record.
+
+        A cell that exceeds its time limit fails, and the others continue in a new process. If
+        the process crashes, the remaining cells are retried one at a time, so that only the cell
+        causing the crash fails. `is_wanted` is polled; if it returns False, the unit is
+        cancelled and `UnitCancelled` is raised.
+        """
+        pending = {cell.key: cell for cell in unit.cells}
+        one_by_one = False
+        if self._is_changed and self._subject != unit.cells[0].subject.key:
+            self.end()
+        self._subject = unit.cells[0].subject.key
+        while pending:
+            cells = tuple(pending.values())
+            part = replace(unit, cells=cells[:1] if one_by_one else cells)
+            is_early = False
+            try:
+                request = {"unit": to_plain(part), "timeout": self.timeout}
+                for message in self.ask(request, is_wanted, self.timeout):
+                    result = from_message(message)
+                    if isinstance(result, Record):
+                        pending.pop(result.key, None)
+                    yield result
+                missing = tuple(cell for cell in part.cells if cell.key in pending)
+                reason = "the worker returned no result"
+            except WorkerTimeout as error:
+                left = [cell for cell in part.cells if cell.key in pending]
+                missing, is_early = _late_cells(error.phase, left), error.phase.is_early
+                reason = f"{_PHASE_TEXTS[error.phase.name]} longer than {self.timeout:g} s"
+            except WorkerCrash as error:
+                is_early, reason = one_by_one and error.phase.is_early, str(error)
+                # A crash before the first forward pass would recur for every other cell.
+                missing = cells if is_early else part.cells if one_by_one else ()
+                one_by_one = True
+            if is_early:
+                yield {"unloadable": ""}
+            for record in replace(unit, cells=missing).missing_records(reason):
+                pending.pop(record.key, None)
+                yield record
 
     def ask(
         self,
@@ -144,9 +172,12 @@ class Worker:
         WorkerCrash, WorkerTimeout, UnitCancelled
             The process is no longer running in any of these cases.
         """
+        self._start()
+        process = self._process
+        assert process is not None
         with contextlib.suppress(OSError):
             self._connection.send_bytes(json.dumps(request).encode())
-        phase = Phase("starting", 0, -START_SECONDS, time.monotonic())
+        phase = Phase("starting", "", "", -START_SECONDS, time.monotonic())
         is_late = False
         while True:
             try:
@@ -154,9 +185,10 @@ class Worker:
             except (OSError, EOFError):
                 if is_late:
                     raise WorkerTimeout("it took too long", phase) from None
-                raise WorkerCrash(_exit_reason(self._end_group()), phase) from None
+                self._kill_group()
+                raise WorkerCrash(_exit_reason(process.wait()), phase) from None
             if message is None:
-                if self._process.poll() is not None:
+                if process.poll() is not None:
                     # A process started by a plugin still holds the other end open.
                     self._connection.close()
                 elif not is_wanted():
@@ -168,21 +200,53 @@ class Worker:
                     self._kill_group()
             elif "done" in message:
                 # A worker killed just after finishing its unit must not be reused.
-                self.last_used = float("-inf") if is_late else time.monotonic()
-                self.is_changed = message.get("changed", False)
+                self._last_used = float("-inf") if is_late else time.monotonic()
+                self._is_changed = message.get("changed", False)
                 return
             elif "phase" in message:
                 if not is_late:
-                    phase = Phase(
-                        message["phase"], message["cell"], message["spent"], time.monotonic()
-                    )
+                    name = message.pop("phase")
+                    phase = Phase(name=name, since=time.monotonic(), **message)
             else:
                 yield message
 
+    def _start(self) -> None:
+        """Start a worker unless one is ready, and send nothing to one that may end soon."""
+        is_recent = time.monotonic() - self._last_used < IDLE_SECONDS / 2
+        is_running = self._process is not None and self._process.poll() is None
+        if is_running and is_recent and self._process_threads == self.threads:
+            return
+        self.end()
+        self._process_threads, self._last_used = self.threads, time.monotonic()
+        supervisor_socket, worker_socket = socket.socketpair()
+        # Some libraries start their threads before `torch.set_num_threads` is called.
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+        variables = dict.fromkeys(names, str(self.threads))
+        # Threads that busy-wait take CPU time from the threads they are waiting for.
+        defaults = {"OMP_WAIT_POLICY": "PASSIVE"}
+        with supervisor_socket, worker_socket:
+            handle = worker_socket.fileno()
+            arguments = [json.dumps(sys.path), str(handle), str(self.threads)]
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _SCRIPT, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # Plugins print to standard error.
+                env={**defaults, **os.environ, **variables},
+                pass_fds=(handle,),
+                # In a separate process group, Ctrl-C reaches only the supervisor, and processes
+                # started by plugins are killed with the worker.
+                start_new_session=True,
+            )
+            self._connection = Connection(supervisor_socket.detach())
+
     def end(self) -> None:
-        """Kill the process and close the connection."""
-        self._end_group()
-        self._connection.close()
+        """Kill the process, if there is one, and close the connection."""
+        if self._process is not None:
+            self._kill_group()
+            self._process.wait()
+            self._connection.close()
+        self._process = None
+        self._is_changed = False
 
     def _receive(self) -> dict[str, Any] | None:
         """Return the next message, or None if none arrives within `POLL_SECONDS`."""
@@ -191,97 +255,10 @@ class Worker:
         message: dict[str, Any] = json.loads(self._connection.recv_bytes())
         return message
 
-    def _end_group(self) -> int:
-        """Kill the process group and return the worker's exit status."""
-        self._kill_group()
-        return self._process.wait()
-
     def _kill_group(self) -> None:
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-
-def _exit_reason(status: int) -> str:
-    if status < 0:
-        name = signal.Signals(-status).name
-        hint = " (the system does that when memory runs out)" if name == "SIGKILL" else ""
-        return f"the worker was killed by {name}{hint}"
-    return f"the worker exited with status {status}, perhaps because a plugin called exit"
-
-
-class Supervisor:
-    """Measures units with a worker, which is replaced if it crashes."""
-
-    def __init__(self, threads: int, timeout: float | None) -> None:
-        self.threads, self.timeout = threads, timeout
-        self._worker: Worker | None = None
-        self._subject = ""
-
-    def measure(
-        self, unit: Unit, is_wanted: Callable[[], bool] = lambda: True
-    ) -> Iterator[Record | UnmeasuredCells | WorkerEvent]:
-        """Measure a unit; yield, for each cell, a record or the reason it was not measured.
-
-        A cell that exceeds its time limit fails, and the others continue in a new process. If
-        the process crashes, the remaining cells are retried one at a time, so that only the cell
-        causing the crash fails. `is_wanted` is polled; if it returns False, the unit is
-        cancelled and `UnitCancelled` is raised.
-        """
-        pending = {cell.key: cell for cell in unit.cells}
-        one_by_one = False
-        self._end_if_changed(unit.cells[0].subject.key)
-        while pending:
-            cells = list(pending.values())
-            part = replace(unit, cells=tuple(cells[:1] if one_by_one else cells))
-            try:
-                request = {"unit": to_plain(part), "timeout": self.timeout}
-                for message in self._ready().ask(request, is_wanted, self.timeout):
-                    result = from_message(message, pending)
-                    for key in keys_of(result):
-                        pending.pop(key, None)
-                    yield result
-                missing = tuple(cell for cell in part.cells if cell.key in pending)
-                if missing:
-                    yield _unmeasured(pending, missing, "the worker returned no result")
-            except WorkerTimeout as error:
-                late = _late_cells(error.phase, part, pending)
-                reason = f"{_PHASE_TEXTS[error.phase.name]} longer than {self.timeout:g} s"
-                yield _unmeasured(pending, late, reason, error.phase.is_early)
-            except WorkerCrash as error:
-                if one_by_one:
-                    # A crash before the first forward pass would recur for every other cell.
-                    failed = tuple(cells) if error.phase.is_early else part.cells
-                    yield _unmeasured(pending, failed, str(error), error.phase.is_early)
-                one_by_one = True
-
-    def call(
-        self,
-        function: str,
-        argument: Mapping[str, Any],
-        is_wanted: Callable[[], bool] = lambda: True,
-    ) -> Iterator[dict[str, Any]]:
-        """Call a function in the worker and yield its messages; see `Worker.ask`."""
-        request = {"call": function, "argument": dict(argument)}
-        return self._ready().ask(request, is_wanted)
-
-    def end(self) -> None:
-        """Stop the worker."""
-        if self._worker is not None:
-            self._worker.end()
-            self._worker = None
-
-    def _ready(self) -> Worker:
-        worker = self._worker
-        if worker is None or worker.threads != self.threads or not worker.is_reusable:
-            self.end()
-            worker = self._worker = Worker(self.threads)
-        return worker
-
-    def _end_if_changed(self, subject: str) -> None:
-        """Stop the worker if a subject other than this one has changed its process."""
-        if self._worker is not None and self._worker.is_changed and subject != self._subject:
-            self.end()
-        self._subject = subject
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
 
 _PHASE_TEXTS = {
@@ -292,20 +269,8 @@ _PHASE_TEXTS = {
 }
 
 
-def _late_cells(phase: Phase, part: Unit, pending: dict[str, Cell]) -> tuple[Cell, ...]:
+def _late_cells(phase: Phase, pending: Sequence[Cell]) -> tuple[Cell, ...]:
     """Return the pending cells that fail if the time limit is exceeded in a phase."""
-    if phase.is_early:
-        return tuple(cell for cell in part.cells if cell.key in pending)
-    current = part.cells[phase.cell]
-    if phase.name == "measuring" and current.key in pending:
-        return (current,)
-    same_probe = [c for c in part.cells if c.measure.probe == current.measure.probe]
-    return tuple(c for c in same_probe if c.key in pending) or tuple(pending.values())
-
-
-def _unmeasured(
-    pending: dict[str, Cell], cells: tuple[Cell, ...], reason: str, crashed_early: bool = False
-) -> UnmeasuredCells:
-    for cell in cells:
-        pending.pop(cell.key, None)
-    return UnmeasuredCells(cells, reason, crashed_early=crashed_early)
+    measured = [cell for cell in pending if cell.measure.name == phase.measure]
+    observed = [cell for cell in pending if cell.probe.name == phase.probe]
+    return tuple(measured or observed or pending)

@@ -1,45 +1,44 @@
-"""Measure units of work in this process: load the subject, observe it and yield its records."""
+"""Measure a subject in this process: load it, run each probe once and yield the records."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import json
-import os
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from nlbench import registry
-from nlbench.cells import MeasureSpec, SubjectPlan
+from nlbench.cells import Cell, SubjectPlan
 from nlbench.errors import NlbenchError, PluginError, RequestError, error_text
 from nlbench.introspection.memory import FeasibleSizes, release_freed_memory
+from nlbench.introspection.model_state import changed_parameters, parameter_checksums
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.introspection.process_state import foreign_changes, restored_process_state
 from nlbench.introspection.random_state import RandomStream, preserve_numpy_state
 from nlbench.introspection.threads import torch_threads
-from nlbench.measure import Measure
+from nlbench.measure import Measure, Result
 from nlbench.plugin_loading import load_measure
 from nlbench.probes import Resources
 from nlbench.progress import ProgressMonitor
-from nlbench.serialization.fields import from_plain, to_plain
-from nlbench.serialization.files import parse_json
-from nlbench.settings import ResolvedSettings
 from nlbench.signals import raise_interruption
 from nlbench.store.consistency import changed_subject
-from nlbench.store.record import Record
-from nlbench.subjects.facts import SubjectFacts
+from nlbench.store.manifest import now
+from nlbench.store.record import Record, RecordedMachine, RecordedMeasure, reading_problem
 from nlbench.subjects.load import load_subject
 from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.subject import Subject
 
-from .machine import Machine
-from .subject_passes import records_of
-from .work_units import Unit, UnmeasuredCells
+from .cost_meter import CostMeter
+from .machine import describe_machine
+from .probe_pass import Pass, with_remark
+from .work_units import Event, Unit, group_cells
 
 
 class UnitRunner:
@@ -55,7 +54,7 @@ class UnitRunner:
         self._subject_key: tuple[str, ...] = ()
         self._load_seconds = 0.0
         self._load_remark = ""
-        self._machines: dict[tuple[str, str], Machine] = {}
+        self._machines: dict[tuple[str, str], RecordedMachine] = {}
         self._feasible_sizes: FeasibleSizes = WeakKeyDictionary()
         self._imported: set[tuple[str, str]] = set()
         self._foreign_changes = foreign_changes()
@@ -65,8 +64,8 @@ class UnitRunner:
         """True if a subject changed more than settings, so that no other should follow it here."""
         return foreign_changes() > self._foreign_changes
 
-    def measure(self, unit: Unit, monitor: ProgressMonitor) -> Iterator[Record | UnmeasuredCells]:
-        """Yield, for each cell, its record or the reason why there is none.
+    def measure(self, unit: Unit, monitor: ProgressMonitor) -> Iterator[Record | Event]:
+        """Yield a record for each cell, after an event if the subject can't be loaded.
 
         Process-wide settings are restored before each yield.
         """
@@ -75,31 +74,26 @@ class UnitRunner:
         for cell in unit.cells:
             problem = self._problem(cell.measure)
             if problem:
-                yield UnmeasuredCells((cell,), problem)
+                yield cell.missing_record(unit.machine, problem)
             else:
                 cells.append(cell)
         if not cells:
             return
-        unmeasured: UnmeasuredCells | None = None
         try:
             subject, machine = self._load(unit, monitor)
             _warn_of_fewer_samples(plan.spec, subject.facts.samples, monitor)
         except BaseException as error:
             raise_interruption(error)
             # A model or dataset plugin may raise any exception, which affects only this subject.
-            trace = traceback.format_exc()
-            unmeasured = UnmeasuredCells(
-                tuple(cells), _load_error(error, plan), trace, load_failed=True
-            )
-        if unmeasured is not None:
-            yield unmeasured
+            reason, trace = error_text(error), traceback.format_exc()
+            if not isinstance(error, NlbenchError):
+                reason = f"{plan.spec.model} on {plan.spec.data}: {reason}"
+        else:
+            reason = ""
+        if reason:
+            yield {"unloadable": reason}
+            yield from replace(unit, cells=tuple(cells)).missing_records(reason, trace)
             return
-        keys = {cell.measure.name: cell.key for cell in cells}
-        streams = {cell.measure.name: cell.stream for cell in cells}
-        resolved = ResolvedSettings(
-            tuple((self._measures[c.measure.name], c.measure.options) for c in cells),
-            {cell.measure.probe: cell.measure.probe_options for cell in cells},
-        )
 
         def reload() -> Subject:
             self._subject = None
@@ -107,17 +101,15 @@ class UnitRunner:
 
         yield from records_of(
             subject,
-            resolved,
+            cells,
+            self._measures,
             machine,
             monitor,
-            lambda measure: keys[measure.name],
-            resources=Resources(machine.device, unit.memory, self._feasible_sizes),
+            resources=Resources(torch.device(unit.device), unit.memory, self._feasible_sizes),
             load_seconds=self._load_seconds,
             pass_context=lambda: self._run_settings(unit),
             remark=self._load_remark,
             reload=reload,
-            errors=cells[0].measure.errors,
-            stream_of=lambda measure: streams[measure.name],
         )
 
     @contextlib.contextmanager
@@ -128,13 +120,13 @@ class UnitRunner:
         with threads, exact_arithmetic(unit.precision, device.type):
             yield
 
-    def _machine(self, unit: Unit) -> Machine:
+    def _machine(self, unit: Unit) -> RecordedMachine:
         key = unit.device, unit.precision
         if key not in self._machines:
-            self._machines[key] = Machine.at(torch.device(unit.device), unit.precision)
+            self._machines[key] = describe_machine(torch.device(unit.device), unit.precision)
         return self._machines[key]
 
-    def _problem(self, spec: MeasureSpec) -> str:
+    def _problem(self, spec: RecordedMeasure) -> str:
         """Return the reason why a planned measure is not available here, or an empty string."""
         try:
             measure = self._measures.get(spec.name)
@@ -165,28 +157,28 @@ class UnitRunner:
                 remarks.append(changes.restored(f"importing {plugin[1]}"))
         return "; ".join(filter(None, remarks))
 
-    def _load(self, unit: Unit, monitor: ProgressMonitor) -> tuple[Subject, Machine]:
+    def _load(self, unit: Unit, monitor: ProgressMonitor) -> tuple[Subject, RecordedMachine]:
         """Load a unit's subject unless it is cached, and describe the machine."""
         remark = self._import_plugins(unit.cells[0].subject)
         with self._run_settings(unit):
             machine = self._machine(unit)
             monitor.loading()
-            return self._cached_subject(unit, machine, remark), machine
+            return self._cached_subject(unit, remark), machine
 
-    def _cached_subject(self, unit: Unit, machine: Machine, remark: str) -> Subject:
-        plan = unit.cells[0].subject
+    def _cached_subject(self, unit: Unit, remark: str) -> Subject:
+        plan, device = unit.cells[0].subject, torch.device(unit.device)
         key = plan.key, unit.device, unit.precision
         subject, planned_at = self._subject, None
         if subject is None or self._subject_key != key:
             # Release it before loading the next one, since both may not fit in memory.
             self._subject = subject = None
-            if machine.device.type == "cuda":
+            if device.type == "cuda":
                 gc.collect()
-            release_freed_memory(machine.device)
+            release_freed_memory(device)
             start = time.perf_counter()
-            stream = RandomStream(f"load {plan.key}", machine.device)
+            stream = RandomStream(f"load {plan.key}", device)
             with restored_process_state() as changes, preserve_numpy_state(), stream.active():
-                subject = load_subject(plan.spec, machine.device)
+                subject = load_subject(plan.spec, device)
             self._load_remark = "; ".join(filter(None, (remark, changes.restored("loading"))))
             if unit.precision == "float64":
                 subject = subject.converted(
@@ -198,7 +190,10 @@ class UnitRunner:
                 versions = dict(plan.sources)
                 facts = replace(facts, sources=versions, settings_key=plan.settings_key)
             subject = replace(subject, facts=facts)
-            _check_recordable(plan, subject.facts)
+            blank = replace(unit.cells[0].missing_record(unit.machine, "no result"), subject=facts)
+            if problem := reading_problem(blank):
+                names = f"{plan.spec.model} and {plan.spec.data}"
+                raise PluginError(f"the facts of {names} can't be recorded: {problem}")
             self._load_seconds = round(time.perf_counter() - start, 6)
             planned_at = unit.planned_at
         problem = plan.changed_files(planned_at) if planned_at is not None else ""
@@ -219,18 +214,103 @@ def _warn_of_fewer_samples(
         )
 
 
-def _check_recordable(plan: SubjectPlan, facts: SubjectFacts) -> None:
-    """Raise if a subject's facts can't be written to JSON and read back."""
-    try:
-        text = json.dumps(to_plain(facts), allow_nan=False, default=os.fspath)
-        from_plain(SubjectFacts, parse_json(text, "it"), "subject")
-    except (TypeError, ValueError, RecursionError) as error:
-        spec = plan.spec
-        raise PluginError(
-            f"the facts of {spec.model} and {spec.data} can't be recorded: {error}"
-        ) from error
+def records_of(
+    subject: Subject,
+    cells: Iterable[Cell],
+    measures: Mapping[str, type[Measure]],
+    machine: RecordedMachine,
+    monitor: ProgressMonitor,
+    *,
+    resources: Resources | None = None,
+    load_seconds: float = 0.0,
+    pass_context: Callable[[], contextlib.AbstractContextManager[None]] = exact_arithmetic,
+    remark: str = "",
+    reload: Callable[[], Subject] | None = None,
+) -> Iterator[Record]:
+    """Observe a subject with each probe that its cells require; yield the record of each cell.
+
+    Parameters
+    ----------
+    measures : mapping of str to Measure class
+        The cells' measures, by name.
+    load_seconds : float
+        Time spent loading the subject.
+    pass_context : callable
+        Returns the context manager for each pass, which for example sets the precision.
+    remark : str
+        Appended to the reason of each result.
+    reload : callable, optional
+        Reloads the subject after a pass that changed the model's parameters. Without it, the
+        results of all later passes are also undefined.
+    """
+    facts = subject.facts
+    device = torch.device(machine.device)
+    resources = resources or Resources(device)
+    checksums = parameter_checksums(subject.model)
+    for group in group_cells(cells, lambda cell: cell.probe.name):
+        probe = group[0].probe
+        step = f"{facts.model}: {', '.join(cell.measure.name for cell in group)}"
+        monitor.observing(probe.name)
+        stream = RandomStream(f"pass {facts.key or ''} {probe.name}", device)
+        with (
+            pass_context(),
+            restored_process_state() as changes,
+            preserve_numpy_state(),
+            stream.active(),
+        ):
+            # Created here, so that waiting for a measurement in another thread costs nothing.
+            meter = CostMeter(device)
+            outcomes = Pass(
+                subject,
+                probe.name,
+                probe.options,
+                resources,
+                partial(monitor.step, step),
+                monitor,
+                changes,
+                group[0].measure.errors == "groups",
+            ).observe(
+                [(measures[c.measure.name], c.measure.options, c.stream) for c in group],
+            )
+        costs = {**meter.read(), "load_seconds": load_seconds}
+        dtype = _dtype(subject.model)
+        problem = _changed_weights(changed_parameters(subject.model, checksums))
+        if problem and reload is not None:
+            subject = reload()
+        remarks = [remark, changes.restored("the pass"), changes.left()]
+        for outcome, cell in zip(outcomes, group, strict=True):
+            result = outcome.result
+            if problem and result.status == "ok":
+                result = Result.missing("undefined", problem)
+            record = Record(
+                key=cell.key,
+                subject=facts,
+                measure=cell.measure,
+                probe=replace(probe, facts=outcome.facts),
+                machine=replace(machine, dtype=dtype),
+                result=with_remark(result, *remarks),
+                seconds=round(outcome.seconds, 6),
+                finished=now(),
+                traceback=outcome.traceback,
+                costs=costs,
+            )
+            if unreadable := reading_problem(record):
+                result = Result.missing("failed", f"the result can't be recorded: {unreadable}")
+                record = replace(record, probe=probe, result=result)
+            yield record
 
 
-def _load_error(error: BaseException, plan: SubjectPlan) -> str:
-    message, spec = error_text(error), plan.spec
-    return message if isinstance(error, NlbenchError) else f"{spec.model} on {spec.data}: {message}"
+def _changed_weights(names: Sequence[str]) -> str:
+    """Return the reason why a model has no result, or an empty string if no parameter changed."""
+    if not names:
+        return ""
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"the model changes its own weights when it is run ({names[0]}{others}), so its numbers "
+        "would depend on how often it is run"
+    )
+
+
+def _dtype(model: nn.Module) -> str:
+    floats = (p.dtype for p in model.parameters() if p.is_floating_point())
+    return str(next(floats, torch.get_default_dtype())).removeprefix("torch.")

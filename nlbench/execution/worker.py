@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from nlbench.errors import NlbenchError
 from nlbench.introspection.allocator import keep_freed_memory
@@ -28,9 +28,6 @@ from nlbench.serialization.fields import from_plain
 from nlbench.signals import interruptible
 
 from .work_units import Unit, to_message
-
-if TYPE_CHECKING:
-    from .unit_runner import UnitRunner
 
 IDLE_SECONDS = 60.0
 """Idle time after which a worker exits, freeing its memory and GPU."""
@@ -48,14 +45,10 @@ class Messenger(ProgressMonitor):
 
     def __init__(self, connection: Connection, unit: Unit, timeout: float | None) -> None:
         self._connection, self._timeout = connection, timeout
-        self._cells = {cell.measure.name: index for index, cell in enumerate(unit.cells)}
-        self._probes = {
-            cell.measure.probe: index for index, cell in reversed(list(enumerate(unit.cells)))
-        }
-        self._seconds = dict.fromkeys(self._cells, 0.0)
+        self._seconds = dict.fromkeys((cell.measure.name for cell in unit.cells), 0.0)
         self._since = time.monotonic()
         self._load_seconds = self._shared_seconds = 0.0
-        self._probe = 0
+        self._probe = ""
         # Keyed by thread, since several threads may run measures.
         self._running: dict[int, str] = {}
         self._lock = threading.RLock()
@@ -76,7 +69,7 @@ class Messenger(ProgressMonitor):
     def loading(self) -> None:
         """Start timing the loading of a subject."""
         self._since = time.monotonic()
-        self.send(phase="loading", cell=0, spent=0.0)
+        self.send(phase="loading", probe="", measure="", spent=0.0)
 
     def observing(self, probe: str) -> None:
         """Start timing a probe's pass."""
@@ -84,22 +77,24 @@ class Messenger(ProgressMonitor):
         if not self._load_seconds:
             self._load_seconds = now - self._since
         self._shared_seconds, self._since = self._load_seconds, now
-        self._probe = self._probes[probe]
-        self.send(phase="observing", cell=self._probe, spent=self._shared_seconds)
+        self._probe = probe
+        self._send_running()
 
     def enter(self, measure: str) -> None:
         """Start timing a measure in this thread."""
         with self._lock:
             self._charge()
             self._running[threading.get_ident()] = measure
-            self._send_running()
+            if self._timeout is not None:
+                self._send_running()
 
     def leave(self) -> None:
         """Stop timing this thread's measure; raise `CellTimeout` if it took too long."""
         with self._lock:
             self._charge()
             measure = self._running.pop(threading.get_ident())
-            self._send_running()
+            if self._timeout is not None:
+                self._send_running()
             spent = self._shared_seconds + self._seconds[measure]
         if self._timeout is not None and spent > self._timeout:
             raise CellTimeout(f"took longer than {self._timeout:g} s")
@@ -115,14 +110,10 @@ class Messenger(ProgressMonitor):
 
     def _send_running(self) -> None:
         """Send the running measure; if there are several, the one closest to its time limit."""
-        if self._timeout is None:
-            return
-        if not self._running:
-            self.send(phase="observing", cell=self._probe, spent=self._shared_seconds)
-            return
-        measure = max(self._running.values(), key=self._seconds.__getitem__)
-        spent = self._shared_seconds + self._seconds[measure]
-        self.send(phase="measuring", cell=self._cells[measure], spent=spent)
+        running = max(self._running.values(), key=self._seconds.__getitem__, default="")
+        phase = "measuring" if running else "observing"
+        spent = self._shared_seconds + self._seconds.get(running, 0.0)
+        self.send(phase=phase, probe=self._probe, measure=running, spent=spent)
 
 
 def main(handle: int, threads: int) -> None:
@@ -135,38 +126,28 @@ def main(handle: int, threads: int) -> None:
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, requests), daemon=True).start()
     # Imported last, so that the process exits with its supervisor even during the imports.
+    from nlbench.introspection.threads import torch_threads
+
     from .unit_runner import UnitRunner
 
     unit_runner = UnitRunner(threads=threads)
     with interruptible():
-        _serve(connection, requests, unit_runner, threads)
-
-
-def _serve(
-    connection: Connection,
-    requests: queue.SimpleQueue[bytes],
-    unit_runner: UnitRunner,
-    threads: int,
-) -> NoReturn:
-    """Answer requests, one at a time."""
-    from nlbench.introspection.threads import torch_threads
-
-    while True:
-        try:
-            request = json.loads(requests.get(timeout=IDLE_SECONDS))
-        except queue.Empty:
-            _end()
-        if "call" in request:
-            module, _, name = request["call"].partition(":")
-            function = getattr(importlib.import_module(module), name)
-            with torch_threads(threads):
-                function(request["argument"], partial(_send, connection))
-        else:
-            unit = from_plain(Unit, request["unit"], "unit")
-            messenger = Messenger(connection, unit, request["timeout"])
-            for result in unit_runner.measure(unit, messenger):
-                messenger.send(**to_message(result))
-        _send(connection, {"done": True, "changed": unit_runner.process_is_changed})
+        while True:
+            try:
+                request = json.loads(requests.get(timeout=IDLE_SECONDS))
+            except queue.Empty:
+                _end()
+            if "call" in request:
+                module, _, name = request["call"].partition(":")
+                function = getattr(importlib.import_module(module), name)
+                with torch_threads(threads):
+                    function(request["argument"], partial(_send, connection))
+            else:
+                unit = from_plain(Unit, request["unit"], "unit")
+                messenger = Messenger(connection, unit, request["timeout"])
+                for result in unit_runner.measure(unit, messenger):
+                    messenger.send(**to_message(result))
+            _send(connection, {"done": True, "changed": unit_runner.process_is_changed})
 
 
 def _send(connection: Connection, message: Mapping[str, Any]) -> None:

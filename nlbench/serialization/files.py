@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -164,39 +165,22 @@ def _check_structure(text: str) -> None:
 _FREE_VALUES = 10_000
 """Number of values that a file may have, however short."""
 
-_BRACKETS_AND_QUOTES = b'[]{}"'
-_OTHER_BYTES = bytes(set(range(256)) - set(_BRACKETS_AND_QUOTES))
+_STRING = re.compile(r'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)
+_NO_BRACKETS = re.compile(r"[^][{}]+")
 
 
 def _depth_of(text: str) -> int:
-    """Return the nesting depth of JSON, without parsing it; at most one more than the maximum.
+    """Return the nesting depth of JSON, without parsing it.
 
     Examples
     --------
-    >>> _depth_of('[{"a": "[[["}, []]'), _depth_of("[" * 1000) == MAX_JSON_DEPTH + 1
-    (2, True)
+    >>> _depth_of('[{"a": "[[["}, []]')
+    2
     """
-    data = text.encode("utf-8", "surrogatepass")
-    if b"\\" in data:
-        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # What remains of most strings is a pair of quotes.
-    data = data.translate(None, _OTHER_BYTES).replace(b'""', b"")
-    depth = 0
-    deepest = 0
-    is_string = False
-    for byte in data:
-        if byte == 34:  # a quote
-            is_string = not is_string
-        elif is_string:
-            continue
-        elif byte in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-            if depth > MAX_JSON_DEPTH:
-                break
-        else:
-            depth -= 1
-    return deepest
+    brackets = _NO_BRACKETS.sub("", _STRING.sub("", text))
+    return max(
+        itertools.accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0
+    )
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:

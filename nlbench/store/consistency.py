@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nlbench.subjects.facts import SubjectFacts
 
 from .record import Record
+
+if TYPE_CHECKING:
+    from nlbench.cells import Cell
 
 K = TypeVar("K")
 
@@ -33,9 +36,9 @@ def changed_keys(recorded: Mapping[K, object], current: Mapping[K, object]) -> l
     return [key for key, value in recorded.items() if key in current and current[key] != value]
 
 
-def decisions_of(record: Record) -> Decisions:
-    """Return the decisions that determined a record's values."""
-    measure, probe, subject = record.measure, record.probe, record.subject
+def decisions_of(cell: Record | Cell) -> dict[tuple[object, ...], object]:
+    """Return the decisions that determine the values of a cell, planned or recorded."""
+    measure, probe, subject = cell.measure, cell.probe, cell.subject
     decisions: dict[tuple[object, ...], object] = {
         ("measure", measure.name): (
             measure.version,

@@ -6,17 +6,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from nlbench.errors import RequestError, one_line
 from nlbench.options import OptionValue
 from nlbench.serialization.fields import extra_fields, from_plain, to_plain
 from nlbench.subjects.facts import SubjectFacts
 
-from .record import Record, RecordedMeasure
-
-if TYPE_CHECKING:
-    from nlbench.execution.machine import Machine
+from .record import Record, RecordedMachine, RecordedMeasure
 
 T = TypeVar("T")
 
@@ -74,7 +71,7 @@ class Manifest(Mapping[str, Any]):
     >>> manifest = Manifest(command="nlbench run", unfinished=True)
     >>> manifest["unfinished"], manifest["cells"], "merged" in manifest
     (True, {}, False)
-    >>> Manifest.from_dict(manifest.to_dict(), "here") == manifest
+    >>> Manifest.from_dict(dict(manifest), "here") == manifest
     True
     """
 
@@ -98,10 +95,6 @@ class Manifest(Mapping[str, Any]):
     environments: tuple[Mapping[str, Any], ...] = ()
     cells: Mapping[str, int] = field(default_factory=dict)
     rest: Mapping[str, Any] = extra_fields()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the content of the manifest's file."""
-        return {name: to_plain(value) for name, value in self._written_fields().items()}
 
     def _written_fields(self) -> Mapping[str, Any]:
         """Return the fields to write to the file."""
@@ -152,7 +145,7 @@ _REQUIRED = ("command", "seconds", "order", "dtype", "subjects", "measures", "pr
 
 def make_manifest(
     request: Mapping[str, Any],
-    machine: Machine,
+    machine: RecordedMachine,
     *,
     command: str = "",
     created: str | None = None,
@@ -164,7 +157,7 @@ def make_manifest(
         command=command,
         request=dict(request),
         environment=dict(machine.environment),
-        device=str(machine.device),
+        device=machine.device,
     )
 
 

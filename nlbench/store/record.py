@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from nlbench.citation import Source
@@ -170,18 +170,16 @@ class Record:
             raise RequestError(f"{origin} is not a record of a cell ({message})") from error
 
 
-def ensure_readable(record: Record) -> Record:
-    """Return the record if it can be read back from its file, else a failed one with the reason.
+def reading_problem(record: Record) -> str:
+    """Return why a record can't be read back from its file; empty if it can.
 
     Results and facts come from plugins, and a single bad file would make the run unreadable.
     """
     try:
         Record.from_json(record.to_json(), "the record")
     except (RequestError, TypeError, ValueError, RecursionError) as error:
-        reason = f"the result can't be recorded: {error}"
-        probe = replace(record.probe, facts={})
-        return replace(record, probe=probe, result=Result.missing("failed", reason))
-    return record
+        return str(error)
+    return ""
 
 
 def _upgraded(content: dict[str, Any]) -> dict[str, Any]:

@@ -190,13 +190,13 @@ class RunFolder(LockedFolder):
             rest=self._earlier.rest,
         )
         self._arrange(unfinished=True)
-        self.write_manifest(self.manifest.to_dict())
+        self.write_manifest(self.manifest)
 
     def add(self, record: Record) -> None:
         """Write a record, and the table if it is due."""
         # An interruption between the two steps would lose the cell.
         with uninterrupted():
-            self._write_record(record)
+            self.write(self.record_file(record.key), record.to_json())
             self.records[record.key] = record
         # Writing takes longer as the run grows, and is limited to a tenth of the total time.
         if time.perf_counter() - self._written > max(TABLE_SECONDS, 10 * self._write_seconds):
@@ -207,8 +207,8 @@ class RunFolder(LockedFolder):
         start = time.perf_counter()
         with uninterrupted():
             self._arrange(unfinished=unfinished)
-            self._write_scores(self.records.values())
-            self.write_manifest(self.manifest.to_dict())
+            self.write(self.table_file, table_text(tidy_table(self.records.values())))
+            self.write_manifest(self.manifest)
         self._written = time.perf_counter()
         self._write_seconds = self._written - start
 
@@ -226,12 +226,6 @@ class RunFolder(LockedFolder):
             calls=(*self._earlier.calls, replace(self._call, seconds=seconds)),
         ).of_records(arranged)
 
-    def _write_record(self, record: Record) -> None:
-        self.write(self.record_file(record.key), record.to_json())
-
-    def _write_scores(self, records: Iterable[Record]) -> None:
-        self.write(self.table_file, table_text(tidy_table(records)))
-
     def save(self, manifest: Manifest, records: Collection[Record], *, is_own: bool) -> None:
         """Write a whole run; `is_own` if it is already in this folder. See `nlbench.Run.save`."""
         self._check_free(is_own)
@@ -239,13 +233,13 @@ class RunFolder(LockedFolder):
             # Another process may have saved its run before this one acquired the lock.
             self._check_free(is_own)
             if not is_own or self._is_half_saved():
-                self.write_manifest(Manifest(saving=True).to_dict())
+                self.write_manifest(Manifest(saving=True))
                 for file in self._record_files():
                     file.unlink()
             for record in records:
-                self._write_record(record)
-            self._write_scores(records)
-            self.write_manifest(manifest.to_dict())
+                self.write(self.record_file(record.key), record.to_json())
+            self.write(self.table_file, table_text(tidy_table(records)))
+            self.write_manifest(manifest)
 
     def _check_free(self, is_own: bool) -> None:
         if not (is_own or self._is_free() or self._is_half_saved()):
@@ -255,19 +249,13 @@ class RunFolder(LockedFolder):
             )
 
     def _is_free(self) -> bool:
+        """Return True if the folder is absent, or has only checkpoints and parts of files."""
         try:
-            return not os.path.lexists(self.path) or self._is_unused()
+            return not os.path.lexists(self.path) or (
+                self.path.is_dir() and all(map(_is_remnant, self.path.iterdir()))
+            )
         except (OSError, ValueError) as error:
             raise RequestError(f"can't write to {self.path}: {system_text(error)}") from error
-
-    def _is_unused(self) -> bool:
-        """Return True if the folder contains only checkpoints and remnants of a killed run."""
-        return self.path.is_dir() and not any(
-            any(not is_part(cell) for cell in entry.iterdir())
-            if entry.name == "cells" and entry.is_dir() and not entry.is_symlink()
-            else not (is_part(entry) or (entry.name == _CHECKPOINTS and entry.is_dir()))
-            for entry in self.path.iterdir()
-        )
 
     def _is_half_saved(self) -> bool:
         """Return True if the folder contains only a run that was interrupted while being saved."""
@@ -284,6 +272,12 @@ class RunFolder(LockedFolder):
             for name in ("manifest.json", "scores.csv", "request.toml"):
                 (self.path / name).unlink(missing_ok=True)
             self.path.rmdir()
+
+
+def _is_remnant(entry: Path) -> bool:
+    if entry.name == "cells" and entry.is_dir() and not entry.is_symlink():
+        return all(map(is_part, entry.iterdir()))
+    return is_part(entry) or (entry.name == _CHECKPOINTS and entry.is_dir())
 
 
 @contextmanager

@@ -618,8 +618,8 @@ def test_coordinator_does_not_touch_the_gpu(names, tmp_path, monkeypatch):
 def test_machine_seen_from_another_process_is_the_same():
     cpu = torch.device("cpu")
     with exact_arithmetic():
-        here = machine.Machine.at(cpu)
-    assert machine.Machine.at_in_subprocess(cpu) == here
+        here = machine.describe_machine(cpu)
+    assert machine.describe_machine_in_subprocess(cpu, "native") == here
 
 
 def test_an_unusable_device_is_one_line(monkeypatch):
@@ -628,7 +628,7 @@ def test_an_unusable_device_is_one_line(monkeypatch):
     with pytest.raises(
         RequestError, match="device 'cuda:7' can't be used: RuntimeError: no driver"
     ):
-        machine.Machine.at_in_subprocess(torch.device("cuda:7"))
+        machine.describe_machine_in_subprocess(torch.device("cuda:7"), "native")
 
 
 def test_subject_is_released_before_the_next(names, tmp_path):

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils.data import TensorDataset
 
 import nlbench
-from nlbench.execution.machine import Machine
+from nlbench import runner
 from nlbench.introspection.random_state import RandomStream, preserve_rng_state, rng_state
 from nlbench.measures.affinity import affinity_score
 from nlbench.measures.cka import linear_cka
@@ -442,7 +442,7 @@ def test_run_in_processes_does_not_initialise_cuda(tmp_path, monkeypatch, precis
     with PretendCuda(), monkeypatch.context() as patch:
         for name in ("init", "current_device", "get_device_properties", "is_bf16_supported"):
             patch.setattr(torch.cuda, name, refuse)
-        patch.setattr(Machine, "at_in_subprocess", request_description)
+        patch.setattr(runner, "describe_machine_in_subprocess", request_description)
         request = Request(("norm",), ("vgg8",), device="cuda", precision=precision)
         with pytest.raises(DescriptionRequested, match=f"cuda.*{precision}"):
             run(request, tmp_path / "run", execution=ExecutionOptions(executor="processes"))

@@ -27,8 +27,6 @@ from nlbench.execution.supervisor import WorkerCrash
 from nlbench.execution.unit_runner import UnitRunner
 from nlbench.execution.work_units import (
     Unit,
-    UnmeasuredCells,
-    WorkerEvent,
     to_message,
     units_of,
 )
@@ -39,6 +37,7 @@ from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
 from nlbench.signals import interruptible
 from nlbench.store import locked_folder
+from nlbench.store.record import RecordedMachine
 from nlbench.store.table import table_text
 
 
@@ -223,27 +222,18 @@ def test_a_task_that_failed_has_a_reason():
 
 
 def test_a_result_of_a_cluster_counts_once_and_an_event_is_forwarded():
-    noted = []
-    progress = SimpleNamespace(step=noted.append, warn=lambda text: noted.append(f"! {text}"))
-    cells = {key: SimpleNamespace(key=key) for key in "abc"}
-    missing = dict(cells)
+    missing = {"b"}
 
     def received(result):
-        return list(dask_cluster._new_results(to_message(result), missing, progress))
+        return list(dask_cluster._new_results(to_message(result), missing))
 
-    assert received(WorkerEvent("step", "mini: plain")) == []
-    assert received(WorkerEvent("warn", "fewer samples")) == []
-    assert noted == ["mini: plain", "! fewer samples"]
-    result = UnmeasuredCells((cells["a"], cells["c"]), "no memory", "trace", load_failed=True)
-    assert received(result) == [result]
-    assert list(missing) == ["b"]
-    assert received(result) == []
-    assert list(missing) == ["b"]
+    for event in ({"step": "mini: plain"}, {"unloadable": "no memory"}):
+        assert received(event) == [event]
     record = make_run(1, measures=("nlc",)).records[0]
     assert received(record) == []
     record = replace(record, key="b")
     assert received(record) == [record]
-    assert not missing
+    assert received(record) == []
 
 
 def test_errors_of_coroutines_that_a_cluster_leaves_behind_are_not_logged(caplog):
@@ -468,14 +458,15 @@ def test_an_error_of_a_supervising_thread_is_raised_in_the_caller(monkeypatch, e
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_calls_in_processes_wait_for_those_they_come_after(monkeypatch, workers):
-    def call(function, argument, is_wanted):
-        assert function == "module:name"
+    def ask(request, is_wanted):
+        argument = request["argument"]
+        assert request["call"] == "module:name"
         assert is_wanted()
         yield {"value": argument["x"]}
         if argument["x"] == 1:
             raise WorkerCrash("it crashed", None)
 
-    supervisor = SimpleNamespace(call=call, end=lambda: None)
+    supervisor = SimpleNamespace(ask=ask, end=lambda: None)
     monkeypatch.setattr(processes, "take_supervisor", lambda *_: supervisor)
     arguments = {name: {"x": x} for x, name in enumerate("abcd")}
     messages = list(
@@ -493,7 +484,8 @@ def test_calls_in_processes_wait_for_those_they_come_after(monkeypatch, workers)
 
 def three_probes_of_two_subjects():
     plan = make_plan(request("absdev,affinity,nlc"), "cpu", print)
-    return units_of(plan.cells, plan, memory=None, expected={})
+    machine = RecordedMachine("cpu", "", {})
+    return units_of(plan.cells, plan, machine, memory=None, expected={})
 
 
 def measured_by_fakes(monkeypatch, units, workers, measure):
@@ -501,22 +493,22 @@ def measured_by_fakes(monkeypatch, units, workers, measure):
     supervisor = SimpleNamespace(measure=measure, end=lambda: None)
     monkeypatch.setattr(processes, "take_supervisor", lambda *_: supervisor)
     pool = WorkerPool(ExecutionOptions(executor="processes"), workers, 1)
-    return list(processes.measure_in_processes(units, pool, ProgressMonitor()))
+    return list(processes.measure_in_processes(units, pool))
 
 
 def test_a_free_worker_takes_probes_of_a_subject_that_another_has_started(plugin, monkeypatch):
     units, taken, all_taken = three_probes_of_two_subjects(), [], threading.Event()
 
     def measure(unit, is_wanted):
-        taken.append((unit.cells[0].subject.spec.model, unit.cells[0].measure.probe))
+        taken.append((unit.cells[0].subject.spec.model, unit.cells[0].probe.name))
         if len(taken) == 6:
             all_taken.set()
         if taken[-1] == ("mini", "lines"):
             assert all_taken.wait(60)
-        yield UnmeasuredCells(unit.cells, "")
+        yield from unit.missing_records("no worker")
 
     results = measured_by_fakes(monkeypatch, units, 2, measure)
-    assert sorted(c.key for r in results for c in r.cells) == sorted(
+    assert sorted(record.key for record in results) == sorted(
         c.key for unit in units for c in unit.cells
     )
     assert ("mini", "lines") in taken[:2]
@@ -524,17 +516,21 @@ def test_a_free_worker_takes_probes_of_a_subject_that_another_has_started(plugin
     assert taken[4:] == [("mini", "sites"), ("mini", "function")]
 
 
-@pytest.mark.parametrize("flag", ["load_failed", "crashed_early", None])
-def test_a_subject_that_fails_to_load_is_not_loaded_for_each_probe(plugin, monkeypatch, flag):
+@pytest.mark.parametrize("is_unloadable", [True, False])
+def test_a_subject_that_fails_to_load_is_not_loaded_for_each_probe(
+    plugin, monkeypatch, is_unloadable
+):
     units, taken = three_probes_of_two_subjects(), []
 
     def measure(unit, is_wanted):
         taken.append(unit.cells[0].subject.spec.model)
-        flags = {flag: True} if flag and taken[-1] == "mini" else {}
-        yield UnmeasuredCells(unit.cells, f"no {taken[-1]}", **flags)
+        if is_unloadable and taken[-1] == "mini":
+            yield {"unloadable": ""}
+        yield from unit.missing_records(f"no {taken[-1]}", "trace")
 
     results = measured_by_fakes(monkeypatch, units, 1, measure)
-    assert taken == ["mini"] * (1 if flag else 3) + ["mini2"] * 3
-    assert [(c.key, r.reason) for r in results for c in r.cells] == [
-        (c.key, f"no {c.subject.spec.model}") for unit in units for c in unit.cells
+    assert taken == ["mini"] * (1 if is_unloadable else 3) + ["mini2"] * 3
+    records = [record for record in results if not isinstance(record, dict)]
+    assert [(r.key, r.result.reason, r.traceback) for r in records] == [
+        (c.key, f"no {c.subject.spec.model}", "trace") for unit in units for c in unit.cells
     ]

@@ -153,7 +153,7 @@ FEW = {"lines.number": 1, "lines.anchors": 2}
 def feed_of(measure, monitor=None):
     device = torch.device("cpu")
     stream = RandomStream("", device)
-    return probe_pass._Feed(measure, {}, stream, monitor or ProgressMonitor(), device)
+    return probe_pass.Feed(measure, {}, stream, monitor or ProgressMonitor(), device)
 
 
 def test_observations_in_threads_are_timed_by_the_threads_clock(monkeypatch):

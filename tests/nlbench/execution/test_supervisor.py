@@ -11,7 +11,7 @@ from workers import fork_workers
 
 import nlbench
 from nlbench.execution import supervisor
-from nlbench.execution.supervisor import Phase, Supervisor, Worker, WorkerCrash, _late_cells
+from nlbench.execution.supervisor import Phase, Supervisor, WorkerCrash, _late_cells
 from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
 
@@ -154,20 +154,29 @@ def test_plugin_output_is_harmless_and_no_worker_survives(plugin, tmp_path):
 
 
 def test_worker_killed_at_its_end_gets_no_other_unit(monkeypatch):
-    worker = Worker(1)
-    messages = [{"phase": "measuring", "cell": 0, "spent": 100.0}, None, {"done": True}]
-    monkeypatch.setattr(worker, "_receive", lambda: messages.pop(0))
-    assert list(worker.ask({}, lambda: True, 1.0)) == []
-    assert not worker.is_reusable
-    worker.end()
+    supervised = Supervisor(1, None)
+    supervised._start()
+    first = supervised._process
+    messages = [
+        {"phase": "measuring", "probe": "", "measure": "", "spent": 100.0},
+        None,
+        {"done": True},
+    ]
+    monkeypatch.setattr(supervised, "_receive", lambda: messages.pop(0))
+    assert list(supervised.ask({}, lambda: True, 1.0)) == []
+    supervised._start()
+    assert supervised._process is not first
+    supervised.end()
 
 
-def test_dead_worker_is_reported():
-    worker = Worker(1)
-    worker._process.kill()
-    worker._process.wait()
+def test_dead_worker_is_reported(monkeypatch):
+    supervised = Supervisor(1, None)
+    supervised._start()
+    supervised._process.kill()
+    supervised._process.wait()
+    monkeypatch.setattr(supervised, "_start", lambda: None)
     with pytest.raises(WorkerCrash, match="killed by SIGKILL"):
-        list(worker.ask({}, lambda: True))
+        list(supervised.ask({}, lambda: True))
 
 
 @pytest.mark.parametrize(("set_by_user", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
@@ -180,64 +189,58 @@ def test_threads_of_a_worker_wait_passively_by_default(monkeypatch, set_by_user,
         DEVNULL=None, Popen=lambda _, *, env, **options: variables.update(env)
     )
     monkeypatch.setattr(supervisor, "subprocess", started)
-    Worker(1)._connection.close()
+    supervised = Supervisor(1, None)
+    supervised._start()
+    supervised._connection.close()
     assert variables["OMP_WAIT_POLICY"] == policy
 
 
 def test_a_supervisor_leaves_no_file_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    worker = Worker(1)
+    supervised = Supervisor(1, None)
+    supervised._start()
     assert not list(tmp_path.iterdir())
-    worker.end()
+    supervised.end()
     assert not list(tmp_path.iterdir())
 
 
 def cell_of(name, probe):
-    return SimpleNamespace(key=name, measure=SimpleNamespace(name=name, probe=probe))
+    return SimpleNamespace(measure=SimpleNamespace(name=name), probe=SimpleNamespace(name=probe))
 
 
 @pytest.mark.parametrize(
-    ("name", "cell", "pending", "late"),
+    ("probe", "measure", "pending", "late"),
     [
-        ("observing", 0, "abcd", "ac"),
-        ("observing", 1, "abcd", "bd"),
+        ("sites", "", "abcd", "ac"),
+        ("lines", "", "abcd", "bd"),
         # Cells that are recorded already are not late.
-        ("observing", 0, "bcd", "c"),
-        ("measuring", 2, "abcd", "c"),
+        ("sites", "", "bcd", "c"),
+        ("sites", "c", "abcd", "c"),
         # After the last record of a pass, the next one is late.
-        ("measuring", 2, "abd", "a"),
-        ("observing", 0, "bd", "bd"),
-        ("loading", 0, "bd", "bd"),
-        ("starting", 0, "abcd", "abcd"),
+        ("sites", "c", "abd", "a"),
+        ("sites", "", "bd", "bd"),
+        # The subject is not loaded.
+        ("", "", "bd", "bd"),
+        ("", "", "abcd", "abcd"),
     ],
 )
-def test_timeout_fails_only_the_cells_of_its_phase(name, cell, pending, late):
+def test_timeout_fails_only_the_cells_of_its_phase(probe, measure, pending, late):
     cells = [cell_of("a", "sites"), cell_of("b", "lines"), cell_of("c", "sites")]
     cells.append(cell_of("d", "lines"))
-    phase = Phase(name, cell, 0.0, 0.0)
-    part = SimpleNamespace(cells=tuple(cells))
-    left = {cell.key: cell for cell in cells if cell.key in pending}
-    assert "".join(cell.key for cell in _late_cells(phase, part, left)) == late
+    phase = Phase("", probe, measure, 0.0, 0.0)
+    left = [cell for cell in cells if cell.measure.name in pending]
+    assert "".join(cell.measure.name for cell in _late_cells(phase, left)) == late
 
 
-def test_worker_with_another_number_of_threads_is_replaced(monkeypatch):
-    ended, begun = [], []
-
-    class FreshWorker:
-        is_reusable = True
-
-        def __init__(self, threads):
-            self.threads = threads
-            begun.append(threads)
-
-        def end(self):
-            ended.append(self.threads)
-
-    monkeypatch.setattr(supervisor, "Worker", FreshWorker)
+def test_worker_with_another_number_of_threads_is_replaced(forked):
     supervised = Supervisor(1, None)
-    first = supervised._ready()
-    assert supervised._ready() is first
+    supervised._start()
+    first = supervised._process
+    supervised._start()
+    assert supervised._process is first
     supervised.threads = 2
-    assert supervised._ready().threads == 2
-    assert (begun, ended) == ([1, 2], [1])
+    supervised._start()
+    assert supervised._process is not first
+    assert first.poll() is not None
+    supervised.end()

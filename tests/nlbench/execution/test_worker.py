@@ -25,7 +25,8 @@ def now(monkeypatch):
 
 
 def new_messenger(wire, timeout):
-    cells = [SimpleNamespace(measure=SimpleNamespace(name=n, probe="sites")) for n in ("a", "b")]
+    sites = SimpleNamespace(name="sites")
+    cells = [SimpleNamespace(measure=SimpleNamespace(name=n), probe=sites) for n in ("a", "b")]
     messenger = Messenger(wire, SimpleNamespace(cells=cells), timeout)
     messenger.observing("sites")
     wire.messages.clear()
@@ -67,15 +68,15 @@ def test_concurrent_threads_are_charged_once(now):
     second(messenger.leave)
     now[0] += 5
     first(messenger.leave)
-    phases = [(one["phase"], one["cell"], one["spent"]) for one in wire.messages]
+    phases = [(one["phase"], one["measure"], one["spent"]) for one in wire.messages]
     assert phases == [
-        ("measuring", 0, 3),
-        ("measuring", 0, 4),
-        ("measuring", 0, 14),
+        ("measuring", "a", 3),
+        ("measuring", "a", 4),
+        ("measuring", "a", 14),
         # Of both that are at work the one that has taken longer.
-        ("measuring", 0, 14),
-        ("measuring", 1, 23),
-        ("observing", 0, 3),
+        ("measuring", "a", 14),
+        ("measuring", "b", 23),
+        ("observing", "", 3),
     ]
 
 

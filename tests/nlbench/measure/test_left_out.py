@@ -7,12 +7,12 @@ from drawing import before_drawing
 from torch import nn
 
 import nlbench
-from nlbench.conformance.replicates import check_replicates
+from nlbench.conformance.derived_measures import check_replicates
 from nlbench.conformance.trial import Trial, relu_network
 from nlbench.conformance.trial import samples as trial_samples
 from nlbench.errors import Undefined
 from nlbench.evaluation import SEED
-from nlbench.execution.probe_pass import observe
+from nlbench.execution.probe_pass import Pass
 from nlbench.measure import site_measure
 from nlbench.measure.replicates import GROUPS, group_index
 from nlbench.options import resolve_options
@@ -256,7 +256,7 @@ def test_groups_keep_to_the_memory(measure, memory):
     settings = resolve_options(options, {"select": "3"}, owner="sites")
     resources = Resources(torch.device("cpu"), memory=memory)
     kind = load_measure(measure)
-    (outcome,) = observe(subject, [(kind, kind().settings)], settings, resources=resources)
+    (outcome,) = Pass(subject, "sites", settings, resources).observe([(kind, kind().settings, "")])
     (value,) = outcome.result.values
     assert value.status == "ok"
     if memory == 6000:

@@ -15,7 +15,7 @@ import nlbench
 from nlbench import runner
 from nlbench.errors import RequestError
 from nlbench.execution import executors, unit_runner
-from nlbench.execution.work_units import Unit, UnmeasuredCells
+from nlbench.execution.work_units import Unit
 from nlbench.plan import make_plan
 from nlbench.progress import ProgressMonitor
 from nlbench.reports.manifest import manifest_lines
@@ -124,8 +124,8 @@ def test_copied_data_may_have_other_times(printed, tmp_path):
     plan = make_plan(printed, "cpu", print)
     here = Unit(plan.cells, "cpu")
     elsewhere = dataclasses.replace(here, planned_at="another machine")
-    (missed,) = unit_runner.UnitRunner().measure(here, ProgressMonitor())
-    assert isinstance(missed, UnmeasuredCells)
+    event, missed = unit_runner.UnitRunner().measure(here, ProgressMonitor())
+    assert event == {"unloadable": missed.result.reason}
     (found,) = unit_runner.UnitRunner().measure(
         from_plain(Unit, to_plain(elsewhere), "unit"), ProgressMonitor()
     )

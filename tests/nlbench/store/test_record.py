@@ -11,7 +11,7 @@ from made_records import make_record
 from nlbench.errors import RequestError
 from nlbench.measure import Measure, Result, Value
 from nlbench.measure.replicates import standard_error
-from nlbench.store.record import Record, RecordedMeasure, ensure_readable
+from nlbench.store.record import Record, RecordedMeasure, reading_problem
 from nlbench.store.run import Run, load_run
 
 
@@ -101,12 +101,11 @@ def test_a_record_beyond_the_limit_is_refused_unread(tmp_path):
         tracemalloc.stop()
 
 
-def test_result_beyond_the_limit_is_recorded_as_failed(monkeypatch):
+def test_result_beyond_the_limit_is_not_readable(monkeypatch):
     monkeypatch.setattr("nlbench.store.record.MAX_RECORD_BYTES", 2000)
     many = record(result=Result.of({f"place{i}": 0.1 for i in range(100)}, n=8))
-    kept = ensure_readable(many)
-    assert kept.result.status == "failed"
-    assert "more than 2000" in kept.result.reason
+    assert "more than 2000" in reading_problem(many)
+    assert reading_problem(record(result=Result.of({"place": 0.1}))) == ""
 
 
 def test_replicates_are_recorded():

@@ -327,7 +327,7 @@ def test_outputs_of_several_tensors_are_refused_alike_and_sites_need_none():
 
 
 def test_random_numbers_come_from_the_key_that_is_recorded(monkeypatch):
-    from nlbench.execution import probe_pass, subject_passes
+    from nlbench.execution import probe_pass, unit_runner
 
     drawn = []
 
@@ -337,7 +337,7 @@ def test_random_numbers_come_from_the_key_that_is_recorded(monkeypatch):
             super().__init__(name, device)
 
     monkeypatch.setattr(probe_pass, "RandomStream", Noted)
-    monkeypatch.setattr(subject_passes, "RandomStream", Noted)
+    monkeypatch.setattr(unit_runner, "RandomStream", Noted)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     first, second = torch.randn(2, 30, 4)
     for inputs in (first, second, list(first.split(7))):
