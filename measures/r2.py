@@ -389,7 +389,8 @@ class _R2Accumulator(PairsAccumulator):
         options = (self._distinct + pairs.distinct, self._kind, self._weighting)
         if pairs.moments is not None:
             return {"value": _r2_of_moments(pairs.moments, *options).item()}
-        return {"value": _r2_of_rows(*pairs.rows(), *options, MIN_RELATIVE_SPREAD).item()}
+        x, y = pairs.rows()
+        return {"value": _r2_of_rows(x, y, *options, MIN_RELATIVE_SPREAD).item()}
 
 
 class _FoldAccumulator(Accumulator):

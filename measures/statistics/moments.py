@@ -252,8 +252,8 @@ class SamplePairs:
         if self.moments is not None:
             return self.with_rows(x, y).condensed(self.moments.origin)
         # The caller may modify its tensors later, as an in-place activation does.
-        copies = (PreparedSamples(side.values.clone(), side.rounding) for side in (x, y))
-        pairs = self.with_rows(*copies)
+        first, second = (PreparedSamples(v.values.clone(), v.rounding) for v in (x, y))
+        pairs = self.with_rows(first, second)
         if pairs.n <= pairs.max_rows:
             return pairs
         first_x, first_y = pairs.batches[0]
@@ -341,8 +341,9 @@ class GroupedPairs:
         groups = list(self.groups)
         for group in sorted(set(index.tolist())):
             rows = (index == group).nonzero()[:, 0]
-            parts = (PreparedSamples(side.values[rows], side.rounding) for side in (x, y))
-            pairs = groups[group].with_rows(*parts, batch.sources.of_rows(rows).distinct)
+            first, second = (PreparedSamples(v.values[rows], v.rounding) for v in (x, y))
+            distinct = batch.sources.of_rows(rows).distinct
+            pairs = groups[group].with_rows(first, second, distinct)
             count = sum(len(rows) for rows, _ in pairs.batches)
             if count > pairs.max_rows:
                 if self._fits(pairs):
