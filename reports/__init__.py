@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from .page import write_site as write_site
     from .planes import draw_plane as draw_plane
     from .removal import removal_table as removal_table
+    from .removal import span_table as span_table
     from .removal import write_removal as write_removal
+    from .removal import write_spans as write_spans
     from .similarity import write_similarity as write_similarity
     from .terminal import print_leaderboard as print_leaderboard
 

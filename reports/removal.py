@@ -80,3 +80,41 @@ def write_removal(
     )
     write_atomically(file, html.encode("utf-8", errors="replace"))
     return file
+
+
+def write_spans(
+    candidates: Sequence[Mapping[str, Any]],
+    totals: Sequence[Mapping[str, Any]],
+    file: Path,
+    *,
+    title: str,
+    sentence: str,
+) -> Path:
+    """Write a page with the spans that were judged, and the networks before and after."""
+    tables = {"Networks": span_table(totals), "Judged spans": span_table(candidates)}
+    html = (
+        environment()
+        .get_template("removed_spans.html.j2")
+        .render(title=title, sentence=sentence, tables=tables)
+    )
+    write_atomically(file, html.encode("utf-8", errors="replace"))
+    return file
+
+
+def span_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return rows of spans or networks as text, with each cost next to its standard error."""
+    names = [name for name in rows[0] if not name.endswith("_se")]
+    texts = [tuple(_span_text(row, name) for name in names) for row in rows]
+    return Table(tuple(name.replace("_", " ") for name in names), tuple(texts), numbers=True)
+
+
+def _span_text(row: Mapping[str, Any], name: str) -> str:
+    value = row[name]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return f"{value:,}"
+    if value != value:
+        return "–"
+    error = row.get(f"{name}_se")
+    return number(value, 4) if error is None else f"{value:.3f} ± {error:.3f}"

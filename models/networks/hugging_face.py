@@ -80,11 +80,11 @@ class HuggingFace(Family):
 
         def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
             _check_data(config, input_shape, num_classes)
-            with _quiet():
+            with quiet():
                 return _network(folder, config)
 
         def read(path: Path) -> tuple[Mapping[str, Tensor], dict[str, str]]:
-            with _quiet():
+            with quiet():
                 return _trained_state(folder, config)
 
         def fingerprint() -> str:
@@ -218,7 +218,7 @@ def _affects_results(path: Path) -> bool:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence transformers, and convert its errors to one-line `RequestError`."""
     import torch
 
@@ -292,7 +292,7 @@ def _trained_state(
 
 def _tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     """Load a model's tokenizer, with the special tokens that it adds around a text."""
-    with _quiet():
+    with quiet():
         tokenizer = _transformers().AutoTokenizer.from_pretrained(folder, **_LOCAL_ONLY)
     # Special tokens are those that the tokenizer adds around any text.
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]

@@ -48,7 +48,35 @@ Of = Annotated[
     str,
     typer.Option(
         help="Places to remove: activations, replaced by per-channel maps, or blocks, mlp, "
-        "attention or modules:GLOB, replaced by full maps."
+        "attention or modules:GLOB, replaced by full maps; spans:L for L consecutive blocks."
+    ),
+]
+SpanName = Annotated[
+    str | None,
+    typer.Option("--span", help="The span of blocks to remove, inclusive: 12-15. Replaces --of."),
+]
+Count = Annotated[int, typer.Option(help="Spans to remove.", min=1, max=MAX_COUNT)]
+MapName = Annotated[
+    str,
+    typer.Option(
+        "--map",
+        help="What takes a span's place: skip, nothing; affine, a map of the stream; fold, a map "
+        "in the weights of the previous block. A map that costs more than skip isn't used.",
+    ),
+]
+Judged = Annotated[
+    int,
+    typer.Option(
+        help="Spans, the first ones by the criterion, whose cost is measured to choose one.",
+        min=1,
+        max=MAX_COUNT,
+    ),
+]
+Export = Annotated[
+    str | None,
+    typer.Option(
+        help="New folder for the network without the spans, which transformers loads without "
+        "nlbench."
     ),
 ]
 Curve = Annotated[
@@ -90,6 +118,8 @@ Settings = Annotated[
     ),
 ]
 
+SPAN_MAPS = ("skip", "fold", "affine")
+
 
 def remove(
     model: ModelName,
@@ -102,6 +132,11 @@ def remove(
     keep_relus: KeepRelus = None,
     curve: Curve = True,
     reverse: Reverse = False,
+    span: SpanName = None,
+    count: Count = 1,
+    map_name: MapName = "fold",
+    judged: Judged = 5,
+    export: Export = None,
     out: Out = None,
     samples: Samples = 512,
     fit_samples: FitSamples = 512,
@@ -114,7 +149,8 @@ def remove(
     """Replace calls by affine maps in the order of a criterion, and evaluate the remaining network.
 
     All maps are refitted after each removal. The network that keeps the requested fraction is
-    saved as a checkpoint for --weights.
+    saved as a checkpoint for --weights. Spans of blocks (--of spans:L, --span) are deleted instead,
+    --count of them, and --export writes the network that is left.
     """
     for group, name in (("models", model), ("datasets", data)):
         registry.expand(group, [name])
@@ -131,6 +167,8 @@ def remove(
     from .criteria import check_criterion
     from .curve import CALL_WEIGHTS, area_under
     from .removal import run_removal
+    from .span_removal import remove_spans
+    from .span_report import export_spans, show_spans
 
     check_criterion(by)
     try:
@@ -140,6 +178,13 @@ def remove(
     if share not in CALL_WEIGHTS:
         raise RequestError(f"--share: '{share}', expected {', '.join(CALL_WEIGHTS)}")
     _output_folder(out, model)
+    is_span = span is not None or of.startswith("spans:")
+    if map_name not in SPAN_MAPS:
+        raise RequestError(f"--map: '{map_name}', expected {', '.join(SPAN_MAPS)}")
+    if export is not None:
+        if not is_span:
+            raise RequestError("--export takes spans of blocks: add --of spans:L or --span A-B")
+        check_unused(parse_folder(export, "--export"), "--export")
     command = command_line()
     share = share if keep_relus is None else "positions"
     with create_progress(progress) as bar:
@@ -162,6 +207,27 @@ def remove(
             for split, n in (("train", fit_samples), ("test", samples or None))
         )
         bar.show_status("removing")
+        if is_span:
+            spans = remove_spans(
+                train,
+                test,
+                by,
+                of=of,
+                span=span,
+                count=count,
+                map_name=map_name,
+                judged=judged,
+                reverse=reverse,
+                seed=seed,
+                settings=settings,
+            )
+            exported = None
+            if export is not None:
+                exported = export_spans(spans, parse_folder(export, "--export"), model, test.inputs)
+            folder = _output_folder(out, model)
+            make_folder(folder)
+            show_spans(spans, folder, f"{model}: spans of blocks removed", exported, as_json)
+            return
         result = run_removal(
             train,
             test,

@@ -48,6 +48,7 @@ def removal_order(
     *,
     seed: int = 0,
     settings: Mapping[str, OptionValue | str] | None = None,
+    statistic: str = "value",
 ) -> list[str]:
     """Return the names of calls in the order in which to remove them.
 
@@ -62,6 +63,8 @@ def removal_order(
         Seed for the random order.
     settings : mapping of str to value, optional
         Options of the measure.
+    statistic : str
+        Statistic of the measure to rank by, where it has this one; otherwise its value.
 
     Raises
     ------
@@ -78,7 +81,11 @@ def removal_order(
         return [call.name for call in sorted(calls, key=lambda call: call.channels)]
     run = nlbench.evaluate(model, inputs, [criterion], labels=labels, settings=settings or {})
     result = run[criterion]
-    values = {v.place: v.statistics["value"] for v in result.values if v.status == "ok"}
+    values = {
+        v.place: v.statistics.get(statistic, v.statistics["value"])
+        for v in result.values
+        if v.status == "ok"
+    }
     if not values.keys() & set(names):
         raise RequestError(f"--by: {criterion} has no value at any of the calls: {result.reason}")
     sign = -1 if load_measure(criterion).more_means == "less nonlinear" else 1

@@ -1,0 +1,187 @@
+"""Decoders without spans of blocks load and generate with transformers alone."""
+
+import json
+import re
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from nlbench.cli.app import main
+from nlbench.errors import RequestError
+from nlbench.models.removal.export import export_decoder
+from nlbench.models.removal.span_removal import find_span
+from nlbench.models.removal.spans import (
+    SpanEvaluation,
+    SpanResult,
+    has_tied_head,
+    pretrained_model,
+)
+
+transformers = pytest.importorskip(
+    "transformers", reason="exports are folders of transformers, which isn't installed"
+)
+
+SHAPE = {"vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 5, "num_attention_heads": 2}
+LLAMA = {**SHAPE, "intermediate_size": 32, "num_key_value_heads": 1, "tie_word_embeddings": True}
+TOKENS = torch.randint(0, 300, (8, 12), generator=torch.Generator().manual_seed(0))
+
+
+def tiny(kind, **settings):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**settings, use_cache=False)
+    config._attn_implementation = "eager"
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+
+
+def with_logits(model):
+    """Make a model return its logits, as a loaded subject does."""
+    model.register_forward_hook(lambda module, args, output: output.logits)
+    return model
+
+
+def shortened(model, text, map_name):
+    evaluation = SpanEvaluation(model, TOKENS, TOKENS, TOKENS.roll(-1, 1))
+    result = evaluation.evaluate([find_span(model, TOKENS[:2], text)])[0]
+    return evaluation.network(result, map_name)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A folder in bfloat16 with a tokenizer."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    folder = tmp_path_factory.mktemp("source") / "llama"
+    tiny("Llama", **LLAMA).bfloat16().save_pretrained(folder)
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<eos>"], initial_alphabet=alphabet, show_progress=False
+    )
+    words.train_from_iterator(["import this, define that, return nothing"] * 9, trainer)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>")
+    tokenizer.save_pretrained(folder)
+    (folder.parent / "corpus.txt").write_text(Path(__file__).read_text())
+    return folder
+
+
+def run(monkeypatch, source, tmp_path, *options):
+    arguments = [
+        *("nlbench", "remove", "--model", f"hf/{source}", "--data", f"{source.parent}/corpus.txt"),
+        *("--samples", "4", "--fit-samples", "8", "--set", "text.length=16"),
+        *("--set", "text.windows=16", "--out", str(tmp_path / "out"), *options),
+    ]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code
+
+
+def test_command_exports_what_transformers_loads(monkeypatch, source, tmp_path, capsys):
+    folder = tmp_path / "pruned"
+    options = ("--of", "spans:2", "--by", "linearity", "--judged", "2", "--export", str(folder))
+    assert run(monkeypatch, source, tmp_path, *options) == 0
+    printed = capsys.readouterr().out
+    assert "reloaded by transformers alone" in printed
+    assert "perplexity" in printed
+    settings = json.loads((folder / "config.json").read_text())
+    assert settings["num_hidden_layers"] == 3
+    assert settings["use_cache"] is True
+    assert settings["dtype"] == "bfloat16"
+    assert settings["tie_word_embeddings"] is True
+    assert "quantization_config" not in settings
+    assert stat.S_IMODE((folder / "model.safetensors").stat().st_mode) == 0o644
+    assert len(transformers.AutoTokenizer.from_pretrained(folder)) > 200
+    page = (tmp_path / "out" / "spans.html").read_text()
+    assert "rows per coefficient" in page
+
+
+def test_affine_map_is_not_exported(monkeypatch, source, tmp_path, capsys):
+    monkeypatch.setattr(SpanResult, "choose", lambda self, name: name)
+    options = ("--span", "1-2", "--map", "affine", "--export", str(tmp_path / "pruned"))
+    assert run(monkeypatch, source, tmp_path, *options) == 2
+    assert re.search(r"--map fold costs -?\d", capsys.readouterr().err)
+    assert not (tmp_path / "pruned").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--export", "pruned"), "--export takes spans of blocks"),
+        (("--span", "1-2", "--map", "linear"), "expected skip, fold, affine"),
+        (("--span", "3-7"), "the network has model.layers.0..4"),
+        (("--of", "spans:3", "--by", "depth", "--count", "2"), "1 spans leave no other"),
+    ],
+)
+def test_wrong_requests_are_one_line(monkeypatch, source, tmp_path, capsys, options, message):
+    assert run(monkeypatch, source, tmp_path, *options) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_spans_do_not_overlap(monkeypatch, source, tmp_path, capsys):
+    options = ("--of", "spans:2", "--by", "depth", "--count", "2", "--judged", "1", "--json")
+    assert run(monkeypatch, source, tmp_path, *options, "--map", "skip") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["span"] for row in rows] == ["model.layers.3..4", "model.layers.1..2"]
+
+
+def test_span_from_block_0_unties_the_head(tmp_path):
+    model = with_logits(tiny("Llama", **LLAMA))
+    assert has_tied_head(model)
+    network = shortened(model, "0-1", "fold")
+    assert not has_tied_head(network)
+    assert has_tied_head(model)
+    report = export_decoder(network, tmp_path / "pruned", TOKENS)
+    assert report.missing == ("tokenizer", "generation config")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "pruned").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(TOKENS).logits, network(TOKENS), rtol=1e-4, atol=1e-5)
+
+
+def test_fold_of_gpt2_keeps_the_layout_of_its_weights():
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=300, n_embd=16, n_layer=4, n_head=2)
+    model = with_logits(transformers.GPT2LMHeadModel(config).eval())
+    network = shortened(model, "1-2", "fold")
+    assert pretrained_model(network).config.n_layer == 2
+    assert [block.attn.layer_idx for block in network.transformer.h] == [0, 1]
+    assert pretrained_model(model).config.n_layer == 4
+
+
+def test_norm_between_mlp_and_stream_refuses_fold():
+    model = with_logits(tiny("Gemma2", **SHAPE, intermediate_size=32, num_key_value_heads=1,
+                             head_dim=8))  # fmt: skip
+    with pytest.raises(RequestError, match="isn't added to the stream as it is"):
+        shortened(model, "1-2", "fold")
+    config = pretrained_model(shortened(model, "1-2", "skip")).config
+    assert len(config.layer_types) == config.num_hidden_layers == 3
+
+
+def test_export_replaces_no_folder(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    network = with_logits(tiny("Llama", **LLAMA))
+    with pytest.raises(RequestError, match="isn't empty"):
+        export_decoder(network, tmp_path, TOKENS)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_failed_export_leaves_nothing(tmp_path, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nlbench.models.removal.export._reload", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        export_decoder(with_logits(tiny("Llama", **LLAMA)), tmp_path / "pruned", TOKENS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_network_that_is_no_decoder_is_refused(tmp_path):
+    with pytest.raises(RequestError, match="language models of transformers"):
+        export_decoder(torch.nn.ReLU(), tmp_path / "pruned", TOKENS)
