@@ -196,7 +196,7 @@ def test_places_that_are_no_blocks_have_no_branch():
     assert not any(name.startswith("branch") for name in value.statistics)
 
 
-def test_first_rows_stay_in_the_fit_and_out_of_one_score():
+def test_first_rows_are_fitted_but_not_scored():
     generator = torch.Generator().manual_seed(3)
     sequences, length, d = 24, 6, 3
     x = torch.randn(sequences, length, d, generator=generator, dtype=torch.float64)

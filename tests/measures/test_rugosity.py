@@ -61,7 +61,7 @@ def test_squared_changes_are_unbiased_with_many_outputs():
     assert abs(ratio.mean() - 1) < 4 * ratio.std() / math.sqrt(400)
 
 
-def test_rectifier_changes_slope_where_the_step_crosses_its_kink():
+def test_slopes_change_where_steps_cross_kinks():
     x = torch.tensor([[0.25], [2.0], [-0.25], [-2.0]]).double()
     changes = jacobian_changes(nn.ReLU(), x, torch.tensor([[-0.5], [-0.5], [0.5], [0.5]]).double())
     assert changes.tolist() == [1, 0, 1, 0]
@@ -78,7 +78,7 @@ def test_batches_and_order_change_nothing():
     assert values[0] == pytest.approx(values[1], rel=1e-9)
 
 
-def test_its_error_is_the_deviation_over_draws_of_samples():
+def test_its_error_is_the_deviation_over_draws():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 2)).double()
     results = [measured(network, torch.randn(64, 4).double()) for _ in range(40)]
@@ -87,7 +87,7 @@ def test_its_error_is_the_deviation_over_draws_of_samples():
     assert 0.6 < errors.mean() / values.std() < 1.6
 
 
-def test_values_that_are_not_finite_or_detached_are_refused():
+def test_infinite_and_detached_values_are_refused():
     with pytest.raises(NotFinite):
         jacobian_changes(torch.log, torch.full((2, 2), 0.1), torch.full((2, 2), -0.2))
     with pytest.raises(Undefined):

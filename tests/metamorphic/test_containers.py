@@ -107,7 +107,7 @@ def content(container):
 
 
 @pytest.mark.parametrize("kind", CONTAINERS)
-def test_a_container_of_constants_changes_no_number_and_stays_as_it_was(kind, expected):
+def test_containers_of_constants_change_no_number(kind, expected):
     container = CONTAINERS[kind]
     before, text = content(container), repr(container)
     model = Net(container)
@@ -149,7 +149,7 @@ def test_a_container_that_changes_is_restored(kind):
 
 
 @pytest.mark.parametrize("kind", ["frozen ordered", "frozen", "converting", "frozen list"])
-def test_a_container_that_refuses_or_converts_changes_is_restored(kind):
+def test_containers_that_refuse_changes_are_restored(kind):
     container = copy.copy(CONTAINERS[kind]) if kind == "converting" else CONTAINERS[kind]
     before = content(container)
     base = next(b for b in (OrderedDict, dict, list) if isinstance(container, b))

@@ -88,7 +88,7 @@ def test_functions_count_distinct_rows(order):
         assert float(score(copy(x), copy(y))) == pytest.approx(float(score(x, y)), rel=1e-6)
 
 
-def test_rows_that_differ_only_in_their_output_are_distinct():
+def test_rows_with_different_outputs_are_distinct():
     x = torch.arange(2.0).repeat(20)[:, None]
     y = x + torch.randn(40, 1, generator=torch.Generator().manual_seed(2))
     assert 0 < r2_score(x, y) < 1

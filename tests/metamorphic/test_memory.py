@@ -123,7 +123,7 @@ def test_a_network_that_remembers_has_no_values(kind, is_used):
         assert "the inputs before it" in results[name].reason, name
 
 
-def test_a_network_that_remembers_by_content_has_the_same_values():
+def test_memory_by_content_changes_no_value():
     plain, kept = _results(Plain()), _results(ByContent())
     for name in MEASURES:
         if kept[name].status == "ok":

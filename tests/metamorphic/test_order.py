@@ -168,7 +168,7 @@ def test_samples_of_every_finite_container_are_drawn_alike(container):
     assert run.records[0].subject == whole.records[0].subject
 
 
-def test_a_sample_of_a_finite_container_is_drawn_from_all():
+def test_samples_are_drawn_from_finite_containers():
     inputs = torch.arange(600.0)[:, None].expand(600, 4) / 600
     dataset = TensorDataset(inputs)
     results = [
@@ -182,7 +182,7 @@ def test_a_sample_of_a_finite_container_is_drawn_from_all():
     assert "of the first 512 samples of a stream" in stream.reason
 
 
-def test_scores_of_batches_remark_the_order_of_a_stream():
+def test_scores_remark_the_order_of_streams():
     measures = ["affinity", "r2"]
     run = evaluate(classifier(), iter(inputs_by_class.split(45)), measures)
     assert "batches in the order of a stream" in run["affinity"].reason

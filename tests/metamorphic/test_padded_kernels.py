@@ -98,7 +98,7 @@ def test_kernels_padded_with_zeros_have_the_same_trace():
     assert_same_trace(network, smaller, x)
 
 
-def test_pooling_windows_that_meet_only_padding_are_the_identity():
+def test_windows_over_padding_are_the_identity():
     torch.manual_seed(0)
     layers = [[nn.Conv2d(8, 8, 1), nn.ReLU()] for _ in range(10)]
     plain = nn.Sequential(*(layer for block in layers for layer in block)).double()

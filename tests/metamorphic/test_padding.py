@@ -120,7 +120,7 @@ def ragged_batch(filler):
 
 @pytest.mark.parametrize("labelled", [False, True])
 @pytest.mark.parametrize("cost", ["auto", "kl", "squared"])
-def test_substitution_does_not_depend_on_what_stands_in_padding(cost, labelled):
+def test_padding_changes_no_substitution(cost, labelled):
     found = []
     for filler in (0.0, 7.0, -1e3):
         x, mask = ragged_batch(filler)
@@ -140,7 +140,7 @@ def test_substitution_does_not_depend_on_what_stands_in_padding(cost, labelled):
     assert found[0]["value"] > 1e-6
 
 
-def test_substitution_of_padded_samples_is_that_of_their_tokens():
+def test_padded_samples_are_substituted_by_token():
     # Where every sample has two tokens, four positions of padding are as none.
     x = torch.randn(16, 6, 4, generator=torch.Generator().manual_seed(0))
     mask = (torch.arange(6) < 2).expand(16, 6).to(x.dtype)
@@ -172,7 +172,7 @@ def site_results(filler, as_pairs, settings):
 
 @pytest.mark.parametrize("as_pairs", [False, True], ids=["2 axes", "4 axes"])
 @pytest.mark.parametrize("settings", [{}, {"sites.rows": "tokens"}], ids=str)
-def test_no_measure_of_sites_depends_on_what_stands_in_padding(settings, as_pairs):
+def test_padding_changes_no_measure_of_sites(settings, as_pairs):
     expected, found = (site_results(filler, as_pairs, settings) for filler in (0.0, 50.0))
     assert sum(result.status == "ok" for result in expected.values()) > 5
     for name, result in expected.items():

@@ -84,7 +84,7 @@ def test_local_complexity_does_not_depend_on_a_reshape(fold):
 
 
 @pytest.mark.parametrize("fold", ["samples first", "tokens first"])
-def test_the_length_of_a_site_does_not_depend_on_a_reshape(fold):
+def test_reshapes_change_no_length_of_a_site(fold):
     _assert_same(fold, ("length-distortion",), {}, False)
 
 

@@ -150,7 +150,7 @@ def test_values_are_those_of_hooks(run):
     np.testing.assert_allclose(run.similarity(subject="trained").values, expected.values, atol=1e-5)
 
 
-def test_checkpoints_are_found_by_the_path_of_the_request(tmp_path):
+def test_checkpoints_are_found_by_requested_path(tmp_path):
     paths = [tmp_path / "ck" / f"epoch={epoch}.pt" for epoch in (0, 1)]
     paths[0].parent.mkdir()
     for epoch, path in enumerate(paths):

@@ -80,7 +80,7 @@ def test_sketched_kernels_approach_the_exact_ones():
     ],
     ids=["layer", "last layer"],
 )
-def test_models_that_are_linear_in_their_weights_have_zero(model):
+def test_models_linear_in_their_weights_have_zero(model):
     end = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in end.parameters():

@@ -51,7 +51,7 @@ def test_kendall_counts_pairs(points) -> None:
     assert found.value == pytest.approx(score / math.sqrt(one * other), abs=1e-9)
 
 
-def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+def test_intervals_have_their_stated_coverage() -> None:
     random = np.random.default_rng(0)
     # Spearman's ρ of a normal pair whose Pearson correlation is r.
     truth = 6 / math.pi * math.asin(0.6 / 2)
@@ -72,7 +72,7 @@ def test_too_few_or_constant_numbers_have_no_correlation(correlate) -> None:
 
 @pytest.mark.parametrize("correlate", [spearman, kendall])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_perfect_order_has_an_interval_if_it_can_be_significant(correlate, sign) -> None:
+def test_significant_perfect_orders_have_an_interval(correlate, sign) -> None:
     lows = []
     for n in range(3, 30):
         found = correlate(range(n), sign * np.arange(n))
@@ -88,7 +88,7 @@ def test_a_perfect_order_has_an_interval_if_it_can_be_significant(correlate, sig
 
 
 @pytest.mark.parametrize("n", [4, 5, 6])
-def test_decided_orders_of_few_values_are_significant_by_permutation(n) -> None:
+def test_decided_orders_are_significant_by_permutation(n) -> None:
     orders = list(itertools.permutations(range(n)))
     rhos = [spearman(range(n), order) for order in orders]
     sizes = np.abs([rho.value for rho in rhos])
@@ -124,7 +124,7 @@ def test_within_groups_a_groups_level_counts_for_nothing(groups, shifts) -> None
     assert first.n == second.n == sum(map(len, groups))
 
 
-def test_within_one_group_it_is_pearson_with_fishers_interval() -> None:
+def test_single_groups_have_pearsons_fisher_interval() -> None:
     random = np.random.default_rng(1)
     x, y = random.normal(size=(2, 40))
     found = within_groups([(x, x + y)])
@@ -142,7 +142,7 @@ def test_groups_without_pairs_or_variation_have_no_correlation() -> None:
         assert (found.n, found.groups) == (n, kept)
 
 
-def test_groups_that_differ_in_level_alone_do_not_agree_within() -> None:
+def test_groups_of_different_levels_do_not_agree_within() -> None:
     groups = [([0, 1, 0, 1], [0, 0, 1, 1]), ([50, 51, 50, 51], [50, 50, 51, 51])]
     assert within_groups(groups).value == 0
     assert pearsonr(*(np.concatenate(side) for side in zip(*groups, strict=True))).statistic > 0.99

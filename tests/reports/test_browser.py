@@ -207,7 +207,7 @@ def test_a_header_sorts_by_mouse_and_by_keyboard(eight):
     assert "sort=absdev" in eight.hash()
 
 
-def test_what_has_no_number_stays_last_whichever_way_it_is_sorted(eight):
+def test_missing_numbers_stay_last_in_any_order(eight):
     header = eight.page.locator("#board thead th.num button").nth(7)
     for _ in range(2):
         header.click()
@@ -216,7 +216,7 @@ def test_what_has_no_number_stays_last_whichever_way_it_is_sorted(eight):
         assert None not in values[:-3]
 
 
-def test_filter_facet_columns_and_switch_are_kept_in_the_address(eight, browser, files):
+def test_view_settings_are_kept_in_the_address(eight, browser, files):
     page = eight.page
     page.fill("#filter", "torch")
     page.click("[data-menu=family] summary")
@@ -262,7 +262,7 @@ def test_seeds_open_under_their_network(eight):
     assert sum(map(float, values)) / 2 == pytest.approx(mean, rel=1e-12)
 
 
-def test_the_strip_of_a_row_of_seeds_is_that_of_their_mean_however_it_is_drawn(eight):
+def test_strips_of_seeds_show_their_mean(eight):
     fields = "#board tr[data-row='0'] td.print .strip i"
     read = "a => a.map(e => e.className)"
     written = eight.page.locator(fields).evaluate_all(read)
@@ -318,7 +318,7 @@ def test_a_figure_can_be_taken_away(eight):
         assert Path(download.value.path()).read_bytes().startswith(begins)
 
 
-def test_paths_are_marks_where_both_measures_are_of_lines(eight):
+def test_paths_are_marks_for_measures_of_lines(eight):
     page = eight.page
     page.select_option("#pick-x", "absdev")
     page.select_option("#pick-y", "curvature")
@@ -341,7 +341,7 @@ def test_a_network_has_a_page_of_its_own(eight):
     assert not subject.is_visible()
 
 
-def test_a_network_of_two_seeds_has_one_value_everywhere(eight):
+def test_two_seeds_have_one_value_everywhere(eight):
     eight.open()
     row = eight.page.locator("#board tbody tr[data-row]").first
     label = row.locator("th a").inner_text()
@@ -395,7 +395,7 @@ def test_networks_are_laid_over_each_other(eight):
     assert page.locator("#multi [aria-pressed=true]").count() == 2
 
 
-def test_a_pair_of_measures_is_chosen_in_the_heatmap(eight):
+def test_pairs_of_measures_are_chosen_in_the_heatmap(eight):
     page = eight.page
     page.locator(".heats:not([hidden]) td[data-pair='0,2'] button").click()
     eight.wait()
@@ -413,7 +413,7 @@ def test_no_width_makes_the_page_itself_scroll_sideways(eight, width):
     assert eight.page.locator("#board td.num b").first.is_visible()
 
 
-def test_a_narrow_page_shows_the_selected_measure_without_scrolling(eight):
+def test_narrow_pages_show_the_selected_measure(eight):
     eight.page.set_viewport_size({"width": 390, "height": 900})
     eight.open()
     names = eight.page.locator("#one option").all_inner_texts()
@@ -430,7 +430,7 @@ def test_a_narrow_page_shows_the_selected_measure_without_scrolling(eight):
     assert not eight.page.locator("#one").is_visible()
 
 
-def test_a_cell_shows_its_record_by_mouse_and_by_keyboard(eight):
+def test_cells_show_their_record_by_mouse_and_keyboard(eight):
     page, dialog = eight.page, eight.page.locator("#record")
     page.locator("#board td.none").first.click()
     assert "not piecewise affine" in dialog.inner_text()
@@ -485,7 +485,7 @@ def test_dark_is_dark_and_light_is_light(eight):
     assert brightness["dark"][0] < 200 < 600 < brightness["dark"][1]
 
 
-def test_on_paper_there_are_no_controls_and_all_rows(eight):
+def test_printed_pages_have_all_rows_and_no_controls(eight):
     eight.page.emulate_media(media="print")
     assert not eight.page.locator("#controls").is_visible()
     assert eight.page.locator("#board tbody tr[data-row]").count() == 8
@@ -523,7 +523,7 @@ def test_axe_finds_nothing(browser, files, page, scheme):
     seen.context.close()
 
 
-def test_a_run_of_one_network_and_one_number_opens(browser, tmp_path):
+def test_runs_of_one_number_open(browser, tmp_path):
     run = make_run(1, measures=("pathlength",))
     seen = Seen(browser, write_page(run, tmp_path / "one.html"))
     assert seen.page.locator(".gauge h3").inner_text().split() == ["pathlength", "8", "(exact)"]
@@ -533,7 +533,7 @@ def test_a_run_of_one_network_and_one_number_opens(browser, tmp_path):
 
 
 @pytest.mark.parametrize("width", [390, 1440])
-def test_a_single_network_has_a_page_of_its_own(browser, tmp_path, width):
+def test_single_networks_have_their_own_page(browser, tmp_path, width):
     run = make_run(1, measures=("affinity", "r2", "absdev", "pathlength"))
     path = write_page(run, tmp_path / "one.html")
     seen = Seen(browser, path, viewport={"width": width, "height": 900})
@@ -568,7 +568,7 @@ def test_a_single_network_has_a_page_of_its_own(browser, tmp_path, width):
     seen.context.close()
 
 
-def test_of_many_networks_the_first_are_laid_out_and_the_rest_on_demand(browser, tmp_path):
+def test_many_networks_are_laid_out_on_demand(browser, tmp_path):
     path = write_page(make_run(130, measures=("pathlength", "units")), tmp_path / "many.html")
     seen = Seen(browser, path)
     page = seen.page

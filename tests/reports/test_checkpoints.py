@@ -66,7 +66,7 @@ def test_a_seed_is_a_word_of_its_own():
     assert split_seed("reseed3") == ("reseed3", None)
 
 
-def test_checkpoints_are_in_the_order_of_their_steps_with_seeds_folded(training):
+def test_checkpoints_are_in_the_order_of_steps(training):
     run = training(epochs=(10, 2, 0))
     rows = leaderboard(scores_of(run.scores), run.manifest["measures"])
     assert [row.label for row in rows] == ["mlp · epoch 0", "mlp · epoch 2", "mlp · epoch 10"]
@@ -85,7 +85,7 @@ def test_one_seed_twice_is_not_folded(conftest):
     assert [len(row.subjects) for row in leaderboard(scores, {})] == [1, 1]
 
 
-def test_a_page_of_checkpoints_opens_with_the_place_that_changed_most(training):
+def test_checkpoint_pages_open_with_the_largest_change(training):
     run = training()
     measures = run.manifest["measures"]
     scores = scores_of(run.scores, measures)
@@ -166,7 +166,7 @@ def test_the_page_draws_curves_and_lists_changes(training):
     assert packed["top"]["affinity"] == "net.3"
 
 
-def test_runs_of_two_trainings_are_compared_step_by_step():
+def test_two_trainings_are_compared_by_step():
     model, inputs = nn.Sequential(nn.Linear(3, 4), nn.ReLU()), torch.randn(32, 3)
     clean, noisy = (
         nlbench.evaluate({f"{name}-seed1 epoch {e}": model for e in epochs}, inputs, ["cka"])

@@ -220,7 +220,7 @@ def test_a_place_without_a_value_breaks_its_conditions(before):
     assert all("no longer has a value: constant output" in line for line in lines)
 
 
-def test_a_number_that_is_gone_breaks_any_condition_on_it(before):
+def test_missing_numbers_break_any_condition(before):
     gone = changed(before, "absdev", lambda _: Result.missing("failed", "out of memory"))
     comparison = compare_runs(before, gone)
     lines = comparison.broken(["absdev > 1000%"])
@@ -246,12 +246,12 @@ def test_percentages_are_of_the_first_value(before):
         ("affinity@ > 5%", "expected a condition like"),
     ],
 )
-def test_a_condition_that_cannot_be_read_is_refused_in_one_line(before, condition, said):
+def test_unreadable_conditions_are_refused_in_one_line(before, condition, said):
     with pytest.raises(RequestError, match=said):
         compare_runs(before, before).broken([condition])
 
 
-def test_runs_of_one_subject_each_are_aligned_by_measure():
+def test_runs_of_single_subjects_are_aligned():
     first, second = make_run(1, measures=("absdev",)), make_run(2, measures=("absdev",))
     other = Run(second.manifest, second.records[1:])
     (found,) = compare_runs(first, other).differences
@@ -259,7 +259,7 @@ def test_runs_of_one_subject_each_are_aligned_by_measure():
 
 
 @pytest.mark.parametrize(("first", "second"), [(2, 2), (1, 2), (2, 1)])
-def test_different_subjects_are_compared_in_runs_of_one_subject_only(first, second):
+def test_different_subjects_need_runs_of_one_subject(first, second):
     run = make_run(first + second, measures=("absdev",))
     one, other = (Run(run.manifest, r) for r in (run.records[:first], run.records[first:]))
     with pytest.raises(RequestError, match="no cell in common"):
@@ -295,7 +295,7 @@ def test_a_cell_of_one_run_alone_is_named(before):
     assert compare_runs(fewer, before).alone == alone
 
 
-def test_a_long_comparison_prints_the_largest_changes_in_order(before, monkeypatch):
+def test_long_comparisons_print_the_largest_changes(before, monkeypatch):
     monkeypatch.setattr(compare, "_MAX_ROWS", 2)
     means = before.scores.query("measure == 'absdev' and place == '' and statistic == 'value'")
     for factors in ([0.01, 0.2, 0.1], [0.1, 0.2, 0.01], [0.2, 0.01, 0.1]):
@@ -312,7 +312,7 @@ def test_a_long_comparison_prints_the_largest_changes_in_order(before, monkeypat
         assert "values that changed less" in stream.getvalue()
 
 
-def test_it_is_printed_and_written_with_the_same_numbers(before, tmp_path):
+def test_printed_and_written_numbers_agree(before, tmp_path):
     after = changed(before, "affinity", moved(lambda i: -0.1 * (i < 2), 1e-4))
     comparison = compare_runs(before, after)
     stream = io.StringIO()
@@ -411,7 +411,7 @@ def test_other_weights_are_named_once():
     assert compare_runs(first, retrained).explanations == expected
 
 
-def test_a_fact_of_one_network_is_named_with_it(before):
+def test_facts_of_one_network_name_it(before):
     records = [
         replace(r, subject=replace(r.subject, samples=9)) if r.subject.model == "vgg8" else r
         for r in before.records

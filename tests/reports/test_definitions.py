@@ -36,7 +36,7 @@ def test_another_version_has_no_formula():
     assert definition("nothing-registered", {"version": "1"}, "a") == ""
 
 
-def test_what_cannot_be_drawn_is_shown_as_it_is():
+def test_undrawable_values_are_shown_as_text():
     assert drawn_formula(r"\begin{cases} <b> \end{cases}", "a") == (
         r'<code class="formula">\begin{cases} &lt;b&gt; \end{cases}</code>'
     )

@@ -27,7 +27,7 @@ texts = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), max_siz
 
 
 @given(st.lists(st.tuples(texts, st.floats(-1e9, 1e9)), min_size=1, max_size=5), texts)
-def test_a_table_reads_back_with_names_texts_and_numbers(rows, name) -> None:
+def test_tables_read_back_unchanged(rows, name) -> None:
     table = pd.DataFrame(rows, columns=[f"={name}", "value"], dtype=object)
     stream = io.StringIO(to_csv(table))
     again = pd.read_csv(stream, keep_default_na=False, dtype={0: str})
@@ -36,7 +36,7 @@ def test_a_table_reads_back_with_names_texts_and_numbers(rows, name) -> None:
     assert again["value"].astype(float).tolist() == [row[1] for row in rows]
 
 
-def test_a_formula_is_not_one_after_a_round_through_a_file(tmp_path) -> None:
+def test_formulas_are_plain_text_in_written_files(tmp_path) -> None:
     table = pd.DataFrame({"model": ["=cmd|' /C calc'!A0", "@SUM(1)", "vgg8"], "x": [-1.5, 2, 3]})
     file = tmp_path / "t.csv"
     file.write_text(to_csv(table), encoding="utf-8")
@@ -50,7 +50,7 @@ def test_latex_prints_names_as_they_are() -> None:
     assert latex_text(r"a_b\50%~") == r"a\_b\textbackslash{}50\%\textasciitilde{}"
 
 
-def test_latex_and_markdown_have_a_line_a_network_and_a_column_a_measure() -> None:
+def test_latex_and_markdown_tables_have_all_cells() -> None:
     run = make_run(4, measures=("affinity", "r2", "density"))
     latex = to_latex(run).splitlines()
     assert latex[3].strip() == r"\begin{tabular}{lrrr}"

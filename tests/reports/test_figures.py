@@ -64,7 +64,7 @@ def one_net(conftest, values, **kwargs):
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=40))
-def test_the_distribution_function_is_the_share_of_values_at_most_x(values) -> None:
+def test_the_distribution_function_counts_values_at_most_x(values) -> None:
     x, share = ecdf(values)
     numbers = np.array(values)
     np.testing.assert_array_equal(x, np.unique(numbers))
@@ -73,12 +73,12 @@ def test_the_distribution_function_is_the_share_of_values_at_most_x(values) -> N
 
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
-def test_a_distribution_of_nothing_or_of_no_number_is_refused(values) -> None:
+def test_empty_distributions_are_refused(values) -> None:
     with pytest.raises(RequestError, match="expected at least one value"):
         ecdf(values)
 
 
-def test_the_signature_has_one_mark_a_site_in_order_of_call(conftest, run) -> None:
+def test_signatures_have_one_mark_per_site(conftest, run) -> None:
     (axes,) = signature(run.scores, run.manifest["measures"]).axes
     rows = run.scores.query(
         "model == 'vgg8' and weights == 'trained' and measure == 'affinity'"
@@ -103,7 +103,7 @@ def test_error_bars_are_the_intervals_of_the_places(made_run) -> None:
     np.testing.assert_allclose([r for r in reach if math.isfinite(r[0])], expected)
 
 
-def test_sites_without_a_value_are_hollow_marks_at_the_bottom_edge(conftest) -> None:
+def test_sites_without_value_are_hollow_marks(conftest) -> None:
     scores = one_net(conftest, {"a": 0.5, "b": "constant output", "c": 0.4})
     (axes,) = signature(scores).axes
     hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
@@ -111,7 +111,7 @@ def test_sites_without_a_value_are_hollow_marks_at_the_bottom_edge(conftest) -> 
     assert hollow[0].get_transform() == axes.get_xaxis_transform()
 
 
-def test_long_names_that_are_shortened_alike_keep_a_legend_entry_each(conftest) -> None:
+def test_shortened_names_keep_their_legend_entries(conftest) -> None:
     rows = []
     for middle in "xy":
         model = "a" * 60 + middle + "b" * 60
@@ -120,14 +120,14 @@ def test_long_names_that_are_shortened_alike_keep_a_legend_entry_each(conftest) 
     assert len(figure.legends[0].get_texts()) == 2
 
 
-def test_the_whole_range_of_a_bounded_measure_is_shown(conftest, run) -> None:
+def test_bounded_measures_show_their_whole_range(conftest, run) -> None:
     (axes,) = signature(run.scores, run.manifest["measures"]).axes
     low, high = axes.get_ylim()
     assert -0.1 < low <= 0
     assert 1 <= high < 1.1
 
 
-def test_values_that_fill_little_of_the_range_are_not_flattened(conftest) -> None:
+def test_narrow_values_are_not_flattened(conftest) -> None:
     details = {"affinity": {"bounds": [0.0, 1.0], "probe": "sites"}}
     (axes,) = signature(one_net(conftest, {"a": 0.99, "b": 0.98}), details).axes
     low, high = axes.get_ylim()
@@ -150,7 +150,7 @@ def test_long_names_do_not_squeeze_the_panel(conftest) -> None:
     assert tall > 0.9 * usual
 
 
-def test_values_over_several_decades_stand_on_a_logarithmic_axis_with_plain_numbers(conftest):
+def test_wide_ranges_have_a_logarithmic_axis(conftest):
     paths = {f"path{i}": 10.0**i for i in range(-1, 3)}
     scores = conftest.frame(conftest.cell_rows(SUBJECT, "absdev", paths))
     figure = figure_of(scores, conftest.DETAILS, "absdev")
@@ -168,7 +168,7 @@ def test_many_sites_are_numbered(conftest) -> None:
     assert len(axes.get_xticks()) < 20
 
 
-def test_each_curve_says_how_many_paths_it_is_made_of(conftest) -> None:
+def test_curves_state_their_number_of_paths(conftest) -> None:
     paths = {"path0": 1.0, "path1": 3.0, "path2": "softmax at head"}
     scores = conftest.frame(conftest.cell_rows(SUBJECT, "absdev", paths))
     (axes,) = figure_of(scores, conftest.DETAILS, "absdev").axes
@@ -177,7 +177,7 @@ def test_each_curve_says_how_many_paths_it_is_made_of(conftest) -> None:
     assert axes.lines[0].get_drawstyle() == "steps-post"
 
 
-def test_a_measure_of_another_probe_is_drawn_as_bars(conftest) -> None:
+def test_measures_of_other_probes_are_bars(conftest) -> None:
     rows = conftest.cell_rows(SUBJECT, "pathlength", {"out0": 2.0, "out1": 3.5})
     (axes,) = figure_of(conftest.frame(rows), conftest.DETAILS, "pathlength").axes
     assert [patch.get_height() for patch in axes.patches] == [2.0, 3.5]
@@ -190,7 +190,7 @@ def test_a_figure_without_any_number_is_refused(conftest, probe) -> None:
         figure_of(scores, {"affinity": {"probe": probe}}, "affinity")
 
 
-def test_more_subjects_than_can_be_told_apart_are_refused(conftest) -> None:
+def test_too_many_subjects_to_distinguish_are_refused(conftest) -> None:
     rows = []
     for seed in range(MAX_SERIES + 1):
         rows += conftest.cell_rows(("net", "init", "digits", seed), "affinity", {"a": 0.5})
@@ -249,7 +249,7 @@ FORMS = ("strip", "signature", "board")
 
 @pytest.mark.parametrize(("width", "inches"), [("column", 3.25), ("text", 6.75), (5.5, 5.5)])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_figure_has_its_width_and_cuts_no_text(made_run, form, width, inches) -> None:
+def test_figures_have_their_width_and_whole_text(made_run, form, width, inches) -> None:
     figure = made_run.figure(form, width=width)
     assert figure.get_figwidth() == inches
     texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]
@@ -263,7 +263,7 @@ def test_a_figure_has_its_width_and_cuts_no_text(made_run, form, width, inches) 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_panel_of_a_figure_has_an_axis_title(made_run, form) -> None:
+def test_panels_of_figures_have_axis_titles(made_run, form) -> None:
     assert all(axes.get_xlabel() for axes in made_run.figure(form).axes)
 
 

@@ -117,7 +117,7 @@ def test_measures_that_disagree_say_why(conftest, monkeypatch):
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.25, "0.2500"), (math.nan, None)])
-def test_a_single_network_is_placed_among_the_reference_networks(
+def test_single_networks_are_placed_among_references(
     conftest, monkeypatch, value, text
 ):
     entry = {"version": "1", "options": {}, "values": {f"n{i}": i / 10 for i in range(5)}}
@@ -212,7 +212,7 @@ def test_opposite_orders_and_gaps_are_findings(conftest):
     ]
 
 
-def test_several_networks_are_described_by_their_extremes_and_gaps(conftest):
+def test_networks_are_described_by_extremes_and_gaps(conftest):
     run = conftest.realistic_run()
     measures = run.manifest["measures"]
     scores = scores_of(run.scores, measures)

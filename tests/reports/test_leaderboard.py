@@ -58,14 +58,14 @@ def test_the_most_nonlinear_comes_first(conftest, values, more_is_more) -> None:
     assert [entry.value for entry in found.values()] == expected
 
 
-def test_a_measure_without_direction_orders_nothing_and_ranks_nothing(conftest) -> None:
+def test_measures_without_direction_rank_nothing(conftest) -> None:
     found = board(conftest, {"a": [0.2], "b": [0.9], "c": [0.1]}, {"more_means": "neither"})
     assert list(found) == ["a", "b", "c"]
     assert {entry.rank for entry in found.values()} == {None}
 
 
 @pytest.mark.parametrize("about", [LESS, MORE])
-def test_what_has_no_number_comes_last_and_is_never_ranked(conftest, about) -> None:
+def test_missing_numbers_come_last_without_rank(conftest, about) -> None:
     found = board(conftest, {"gone": [], "a": [0.5], "b": [0.7]}, about)
     assert list(found)[-1] == "gone"
     assert found["gone"].status == "undefined"
@@ -74,7 +74,7 @@ def test_what_has_no_number_comes_last_and_is_never_ranked(conftest, about) -> N
     assert {found["a"].rank, found["b"].rank} == {1, 2}
 
 
-def test_an_interval_stays_within_the_bounds_of_its_measure(conftest) -> None:
+def test_intervals_stay_within_a_measures_bounds(conftest) -> None:
     groups = {"a": np.linspace(0.9, 1.0, 8)}
     entry = sampled_board(conftest, groups, {**MORE, "bounds": [0.0, 0.96]})["a"]
     assert entry.high == 0.96
@@ -83,7 +83,7 @@ def test_an_interval_stays_within_the_bounds_of_its_measure(conftest) -> None:
     assert (entry.over, entry.best, entry.worst) == ("samples", 1, 1)
 
 
-def test_values_without_replicates_have_no_error_and_no_rank_interval(conftest) -> None:
+def test_values_without_replicates_have_no_interval(conftest) -> None:
     found = board(conftest, {"a": [1.0, 3.0], "b": [4.0, 5.0]}, MORE)
     assert all(math.isnan(e.error) and math.isnan(e.low) for e in found.values())
     assert [(e.rank, e.best, e.over) for e in found.values()] == [(1, None, ""), (2, None, "")]
@@ -123,7 +123,7 @@ def test_values_many_standard_errors_apart_are_ordered(conftest) -> None:
     assert [(e.rank, e.best, e.worst) for e in found.values()] == [(1, 1, 2), (1, 1, 2), (3, 3, 3)]
 
 
-def test_networks_on_the_same_samples_are_compared_in_pairs(conftest) -> None:
+def test_networks_on_shared_samples_are_paired(conftest) -> None:
     # One is above the other in every group by little: on other samples they would be tied.
     level = np.array([1.0, 5.0, 20.0, 80.0, 3.0, 4.0, 30.0, 9.0])
     groups = {"a": level, "b": level + np.linspace(0.4, 0.6, 8)}
@@ -134,7 +134,7 @@ def test_networks_on_the_same_samples_are_compared_in_pairs(conftest) -> None:
 
 
 @pytest.mark.parametrize(("error", "ranks"), [(0.0, [1, 2, 3]), (0.6, [1, 1, 3]), (2.0, [1, 1, 1])])
-def test_values_within_the_error_of_the_method_are_tied(conftest, error, ranks) -> None:
+def test_values_within_numerical_error_are_tied(conftest, error, ranks) -> None:
     table = table_of(conftest, {"a": [4.0], "b": [3.0], "c": [1.0]})
     stated = table[table["statistic"] == "value"].assign(statistic="numerical_error", value=error)
     table = pd.concat([table, stated[stated["place"] == ""]])
@@ -146,7 +146,7 @@ def test_values_within_the_error_of_the_method_are_tied(conftest, error, ranks) 
     assert entries[0].worst == ranks.count(1)
 
 
-def test_seeds_make_one_row_with_their_mean_and_an_interval_over_them(conftest) -> None:
+def test_seeds_make_one_row_with_an_interval(conftest) -> None:
     rows = []
     for seed, value in enumerate((1.0, 2.0, 6.0)):
         rows += conftest.cell_rows(("a", "init", "d", seed), "m", {"p": value})
@@ -163,7 +163,7 @@ def test_seeds_make_one_row_with_their_mean_and_an_interval_over_them(conftest) 
 
 
 @pytest.mark.parametrize(("status", "kept"), [("undefined", True), ("failed", False)])
-def test_a_seed_without_a_number_is_said_and_one_that_failed_leaves_none(
+def test_seeds_without_a_number_are_reported(
     conftest, status, kept
 ) -> None:
     rows = conftest.cell_rows(("a", "init", "d", 0), "m", {"p": 2.0})
@@ -193,7 +193,7 @@ def test_seeds_without_any_value_have_the_first_reason(conftest, statuses, statu
     assert math.isnan(entry.value)
 
 
-def test_every_summary_of_the_scores_is_on_the_leaderboard(run) -> None:
+def test_summaries_are_on_the_leaderboard(run) -> None:
     measures = run.manifest["measures"]
     frame = leaderboard_frame(
         leaderboard(scores_of(run.scores, measures), measures), list(measures)
@@ -205,7 +205,7 @@ def test_every_summary_of_the_scores_is_on_the_leaderboard(run) -> None:
         assert subject[row.measure, "value"].tolist() == [row.value]
 
 
-def test_a_cell_that_was_never_recorded_is_told_from_an_undefined_one(conftest) -> None:
+def test_absent_cells_differ_from_undefined_ones(conftest) -> None:
     rows = conftest.cell_rows(("a", "init", "digits", 0), "m", {"relu": 0.5})
     rows += conftest.cell_rows(("b", "init", "digits", 0), "other", {"relu": "constant output"})
     found = leaderboard(scores_of(conftest.frame(rows)), {})
@@ -217,7 +217,7 @@ def test_a_cell_that_was_never_recorded_is_told_from_an_undefined_one(conftest) 
     }
 
 
-def test_a_family_is_the_leading_letters_of_a_name() -> None:
+def test_families_are_the_leading_letters_of_names() -> None:
     names = ("torchvision/resnet18", "vit_b_16", "vgg", "3layer", "zoo/a/mixer-7")
     assert [*map(family_of, names)] == ["resnet", "vit", "vgg", "3layer", "mixer"]
 
@@ -227,7 +227,7 @@ def test_every_name_has_a_family(name) -> None:
     assert family_of(name) != "" or name.rpartition("/")[2] == ""
 
 
-def test_weights_named_after_their_seed_are_of_one_network(conftest) -> None:
+def test_weights_named_by_seed_are_one_network(conftest) -> None:
     rows = []
     for seed in (0, 1):
         for kind in ("random-0.5", "random-0.7"):
@@ -240,7 +240,7 @@ def test_weights_named_after_their_seed_are_of_one_network(conftest) -> None:
     }
 
 
-def test_a_further_seed_with_some_measures_keeps_the_values(conftest) -> None:
+def test_seeds_with_some_measures_keep_other_values(conftest) -> None:
     rows = [
         row
         for seed in (0, 1, 2)

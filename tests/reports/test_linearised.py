@@ -76,7 +76,7 @@ def test_modes_are_compared_at_the_same_path_length(accuracy, said):
     assert said in sentence
 
 
-def test_networks_without_a_penalty_are_no_win_for_either():
+def test_networks_without_penalty_are_no_win():
     (family,) = families([run([*POST, ("random", 0.0, 0, 0.1, 3), ("random", 0.5, 0, 0.8, 3)])])
     (sentence,) = comparison_sentences(family)
     assert "with random units linear at 1 of 1 value of ω" in sentence
@@ -87,7 +87,7 @@ def test_a_single_seed_has_no_spread():
     assert shown.table.rows[0][3:] == ("90.00", "25.00", "3.00")
 
 
-def test_modes_without_a_common_path_length_are_not_compared():
+def test_modes_without_common_path_lengths_are_not_compared():
     (family,) = families([run([*POST, ("from-start", 0.5, 0, 0.9, 4.5)])])
     assert list(comparison_sentences(family)) == [
         "Path lengths of networks linearised from the start and linearised after training "
@@ -103,7 +103,7 @@ def test_figures_name_the_layers_and_every_omega():
     assert [omega for omega, *_ in shown.content["shape"]["groups"]] == [0.1, 1.0]
 
 
-def test_a_run_of_another_kind_has_no_such_section():
+def test_runs_of_another_kind_lack_the_section():
     other = run(POST)
     subjects = [{**s, "weights_metadata": {}} for s in other.manifest["subjects"]]
     assert tradeoffs([replace(other, manifest={"subjects": subjects})]) == []

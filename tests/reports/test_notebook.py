@@ -79,7 +79,7 @@ def test_wrong_names_are_refused_with_the_nearest(run):
         run.signature("vgg8")
 
 
-def test_a_signature_has_values_and_kinds_in_order_of_call(run):
+def test_signatures_are_in_order_of_call(run):
     found = run.signature("torchvision/convnext8 · seed 1", "affinity")
     rows = run.scores.query(
         "model == 'torchvision/convnext8' and seed == 1 and measure == 'affinity'"
@@ -129,7 +129,7 @@ class Cells(HTMLParser):
         self.texts.append(data)
 
 
-def test_a_notebook_shows_a_run_and_a_reading_with_their_names_escaped(run):
+def test_notebooks_escape_the_names_of_runs(run):
     first, *rest = run.records
     named = replace(first.subject, model="<script>alert(1)</script>")
     shown = Cells(Run(run.manifest, [replace(first, subject=named), *rest])._repr_html_())

@@ -108,7 +108,7 @@ def test_links_of_citations_are_plain_text(page) -> None:
 
 
 @pytest.mark.parametrize("runs", [1, 3])
-def test_ids_are_unique_and_every_reference_has_its_target(conftest, runs) -> None:
+def test_ids_are_unique_and_references_resolve(conftest, runs) -> None:
     page = Page(render_page([conftest.realistic_run(seeds=(0, 1)) for _ in range(runs)]))
     ids = page.values("id")
     assert len(ids) == len(set(ids))
@@ -128,7 +128,7 @@ def test_hostile_names_stay_text(hostile) -> None:
     assert page.text.count("<script>alert(1)</script>") > 10
 
 
-def test_every_number_of_the_board_is_the_tables_to_the_digits_shown(page, run) -> None:
+def test_numbers_of_the_board_match_the_table(page, run) -> None:
     cells = [attrs for tag, attrs in page.tags if tag == "td" and "data-v" in attrs]
     summaries = run.scores.query("place == '' and statistic == 'value' and status == 'ok'")
     assert sorted(float(cell["data-v"] or "") for cell in cells) == sorted(summaries["value"])
@@ -145,7 +145,7 @@ def test_the_page_holds_the_tidy_table(html, run) -> None:
         assert left[column].tolist() == right[column].tolist()
 
 
-def test_rows_of_the_board_stand_in_the_order_of_the_leaderboard(html, run) -> None:
+def test_rows_of_the_board_follow_the_leaderboard(html, run) -> None:
     rows = leaderboard(scores_of(run.scores, run.manifest["measures"]), run.manifest["measures"])
     body = html[html.index("<tbody>") : html.index("</tbody>")]
     found = re.findall(r'data-row="(\d+)".*?data-v="([\d.]+)"', body, re.DOTALL)
@@ -161,7 +161,7 @@ def test_what_is_missing_is_listed_with_its_reason(page) -> None:
     assert "vgg8 · init layer0.2.relu, layer1.2.relu undefined constant output" in listed
 
 
-def test_cells_that_lack_a_value_at_some_places_are_counted_beside_those_that_have_one(
+def test_cells_with_missing_places_are_counted(
     conftest,
 ) -> None:
     rows = conftest.cell_rows(("a", "init", "d", 0), "affinity", {"x": 0.5, "y": "dead"})
@@ -182,7 +182,7 @@ def test_a_complete_run_says_that_nothing_is_missing(conftest) -> None:
     assert "1 of 1 cell has a value." in text
 
 
-def test_places_that_share_a_reason_are_named_up_to_a_point(conftest) -> None:
+def test_places_with_one_reason_are_named_together(conftest) -> None:
     sites = {f"act{i}": "constant output" for i in range(9)} | {"last": 0.5}
     scores = conftest.frame(conftest.cell_rows(("a", "init", "d", 0), "affinity", sites))
     run = conftest.FakeRun("r", None, scores, conftest.manifest_of(scores, ["affinity"]))
@@ -203,7 +203,7 @@ def test_what_decided_the_numbers_is_on_the_page(page, html) -> None:
         assert fact in page.text
 
 
-def test_each_measure_is_explained_with_direction_bounds_and_source(page) -> None:
+def test_measures_are_explained_with_direction_and_source(page) -> None:
     text = page.text
     assert "↓ more nonlinear · 0 to 1 · probe sites · shrinkage = ledoit-wolf" in text
     assert "↑ more nonlinear · grows with the logits · at least 0 · probe lines · Gamba" in text
@@ -217,7 +217,7 @@ def test_a_run_without_anything_still_gives_a_page(conftest) -> None:
     assert "0 of 0 cells have a value." in text
 
 
-def test_a_run_in_which_all_failed_still_gives_a_page(conftest) -> None:
+def test_failed_runs_give_a_page(conftest) -> None:
     rows = []
     for name in ("affinity", "absdev", "pathlength"):
         rows += conftest.missing_row(("a", "init", "d", 0), name, "failed", f"no memory for {name}")
@@ -239,14 +239,14 @@ def test_seeds_of_a_network_make_one_row(conftest) -> None:
 @pytest.mark.parametrize(
     ("weights", "title"), [("trained", "vgg8 trained on digits"), ("init", "vgg8 (init) on digits")]
 )
-def test_the_page_of_one_network_is_titled_by_it(conftest, weights, title) -> None:
+def test_single_pages_are_titled_by_their_network(conftest, weights, title) -> None:
     rows = conftest.cell_rows(("vgg8", weights, "digits", 0), "affinity", {"relu": 0.5})
     scores = conftest.frame(rows)
     run = conftest.FakeRun("whole", None, scores, conftest.manifest_of(scores, ["affinity"]))
     assert f"<title>{title}: nonlinearity</title>" in render_page(run)
 
 
-def test_the_page_of_one_network_is_of_the_mean_over_its_seeds(conftest) -> None:
+def test_single_pages_show_the_mean_over_seeds(conftest) -> None:
     rows = []
     for seed, shift in ((0, -0.2), (1, 0.1), (2, 0.1)):
         subject = ("net", "init", "digits", seed)
@@ -269,7 +269,7 @@ def test_places_are_named_after_what_was_measured(conftest, of, noun) -> None:
     assert f"By affinity, 5 {noun}s lie in 0.990–0.992." in text
 
 
-def test_rows_of_several_runs_carry_the_names_of_their_runs(conftest) -> None:
+def test_rows_of_several_runs_name_their_run(conftest) -> None:
     first, second = conftest.realistic_run("early"), conftest.realistic_run("late")
     page = Page(render_page([first, second]))
     assert {"early · init", "late · init"} <= set(page.texts)
@@ -281,7 +281,7 @@ def test_runs_of_one_name_are_told_apart(conftest) -> None:
     assert "same (2) · vgg8 · init" in Page(render_page(twice)).text
 
 
-def test_runs_that_were_made_differently_are_marked_as_such(conftest) -> None:
+def test_differently_made_runs_are_marked(conftest) -> None:
     first, second = conftest.realistic_run("early"), conftest.realistic_run("late")
     alike = Page(render_page([first, second])).text
     other = {**conftest.DETAILS["affinity"], "options": {"shrinkage": "none"}}
@@ -293,7 +293,7 @@ def test_runs_that_were_made_differently_are_marked_as_such(conftest) -> None:
     assert "affinity.shrinkage ledoit-wolf early none late" in differing
 
 
-def test_an_interrupted_run_is_said_to_be_one_with_the_command_that_goes_on(conftest, run) -> None:
+def test_interrupted_runs_name_the_command_to_resume(conftest, run) -> None:
     command = "nlbench run --measures 'a*' --out <there>"
     manifest = {**run.manifest, "command": command, "unfinished": True}
     page = Page(render_page(replace(run, name="cut", manifest=manifest)))
@@ -302,7 +302,7 @@ def test_an_interrupted_run_is_said_to_be_one_with_the_command_that_goes_on(conf
     assert "interrupted" not in render_page(run)
 
 
-def test_a_measure_that_a_run_was_not_asked_for_is_not_missing_from_it(conftest) -> None:
+def test_unrequested_measures_are_not_missing(conftest) -> None:
     first, second = conftest.realistic_run("early"), conftest.realistic_run("late")
     del second.manifest["measures"]["pathlength"]
     second.scores = second.scores[second.scores["measure"] != "pathlength"]
@@ -311,7 +311,7 @@ def test_a_measure_that_a_run_was_not_asked_for_is_not_missing_from_it(conftest)
     assert "25 of 30 cells have a value" in text
 
 
-def test_numbers_per_logit_are_left_to_the_table_of_scores(conftest) -> None:
+def test_numbers_per_logit_are_in_the_table(conftest) -> None:
     rows = conftest.cell_rows(("a", "init", "d", 0), "absdev", {"path0": 1.0, "path1": 2.0})
     subject = ("a", "init", "d", 0)
     rows += [
@@ -325,7 +325,7 @@ def test_numbers_per_logit_are_left_to_the_table_of_scores(conftest) -> None:
     assert not {"logit0", "logit1"} & set(found)
 
 
-def test_a_run_of_the_core_gives_a_page_with_its_readings(tmp_path) -> None:
+def test_core_runs_give_a_page_with_readings(tmp_path) -> None:
     result = Result.of(
         [
             Value("relu", {"value": 0.123456, "std": 0.01, "batches": 2.0}, 64),
@@ -359,7 +359,7 @@ def test_the_same_runs_give_the_same_page(conftest) -> None:
     assert render_page(conftest.realistic_run()) == render_page(conftest.realistic_run())
 
 
-def test_the_page_is_written_whole_and_replaces_an_older_one(run, tmp_path) -> None:
+def test_pages_are_written_whole(run, tmp_path) -> None:
     target = tmp_path / "new" / "report.html"
     assert write_page([run], target) == target
     target.write_text("old")
@@ -368,7 +368,7 @@ def test_the_page_is_written_whole_and_replaces_an_older_one(run, tmp_path) -> N
     assert [file.name for file in target.parent.iterdir()] == ["report.html"]
 
 
-def test_a_page_that_cannot_be_rendered_leaves_the_older_one(tmp_path) -> None:
+def test_unrenderable_pages_leave_the_older_one(tmp_path) -> None:
     target = tmp_path / "report.html"
     target.write_text("old")
     made = make_run(1)
@@ -377,7 +377,7 @@ def test_a_page_that_cannot_be_rendered_leaves_the_older_one(tmp_path) -> None:
     assert target.read_text() == "old"
 
 
-def test_a_name_that_utf8_cannot_hold_does_not_stop_the_page(conftest, tmp_path) -> None:
+def test_names_outside_utf8_do_not_stop_the_page(conftest, tmp_path) -> None:
     rows = conftest.cell_rows(("bad\ud800name", "init", "d", 0), "affinity", {"relu": 0.5})
     run = conftest.FakeRun("r", None, conftest.frame(rows), {})
     page = write_page(run, tmp_path / "report.html")
@@ -385,14 +385,14 @@ def test_a_name_that_utf8_cannot_hold_does_not_stop_the_page(conftest, tmp_path)
     assert content["subjects"][0]["model"] == "bad?name"
 
 
-def test_a_folder_or_no_run_is_refused_in_one_line(run, tmp_path) -> None:
+def test_folders_without_a_run_are_refused(run, tmp_path) -> None:
     with pytest.raises(RequestError, match="is a folder; expected a file name"):
         write_page([run], tmp_path)
     with pytest.raises(RequestError, match="no runs to report"):
         write_page([], tmp_path / "report.html")
 
 
-def test_a_page_of_many_networks_holds_the_ends_of_the_leaderboard(monkeypatch, tmp_path) -> None:
+def test_long_pages_hold_the_leaderboards_ends(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("nlbench.reports.page.MAX_BYTES", 8 * (500 + 2 * 400))
     run = make_run(20, measures=("absdev", "nlc"), seeds=2, paths=3)
     page = write_page(run, tmp_path / "page.html")
@@ -413,7 +413,7 @@ def test_four_thousand_networks_fit_in_five_megabytes():
     assert small + (large - small) / 200 * 3900 < 5_000_000
 
 
-def test_a_page_leaves_the_places_of_the_last_networks_to_the_table(monkeypatch, tmp_path) -> None:
+def test_the_last_networks_places_are_in_the_table(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("nlbench.reports.embedded.MAX_PLACE_VALUES", 5 * 3 * 2)
     page = write_page(make_run(8, measures=("absdev",), paths=3), tmp_path / "page.html")
     assert "Values by place for 3 networks are only in scores.csv." in page.read_text()
@@ -432,7 +432,7 @@ def test_a_manifest_is_serialized_once_for_a_page(monkeypatch, tmp_path) -> None
     assert reads["subjects"] <= 2
 
 
-def test_control_and_direction_characters_of_names_are_not_displayed(conftest) -> None:
+def test_control_characters_of_names_are_not_displayed(conftest) -> None:
     name = "vgg\x1b[31m\u202e8"
     scores = conftest.frame(conftest.cell_rows((name, "init", "d", 0), "affinity", {"a": 0.5}))
     run = conftest.FakeRun("r", None, scores, conftest.manifest_of(scores, ["affinity"]))
@@ -459,7 +459,7 @@ def test_a_page_is_renewed_whatever_its_time(tmp_path, capsys) -> None:
     assert "absdev" in Page(page.read_text(encoding="utf-8")).text
 
 
-def test_an_up_to_date_page_is_kept_whatever_its_time(tmp_path, capsys) -> None:
+def test_current_pages_are_kept_whatever_their_time(tmp_path, capsys) -> None:
     make_run(1, measures=("affinity",)).save(tmp_path / "run")
     run = load_run(tmp_path / "run")
     show_run(run, True)
@@ -485,7 +485,7 @@ def exported(html: str, form: str) -> str:
     return gzip.decompress(base64.b64decode(packed)).decode()
 
 
-def test_the_figures_that_a_page_exports_are_those_for_papers(conftest):
+def test_pages_export_the_figures_for_papers(conftest):
     run = make_run(3, measures=("affinity", "r2"))
     html = render_page(run)
     for form in ("strip", "board"):

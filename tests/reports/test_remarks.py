@@ -25,7 +25,7 @@ def run(name, *gpus, device="cuda"):
         ),
     ],
 )
-def test_numbers_of_several_gpu_models_are_said_to_be(runs, said):
+def test_numbers_of_several_gpu_models_are_marked(runs, said):
     table = differences(runs)
     assert list(table.rows) == said
 

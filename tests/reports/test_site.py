@@ -35,7 +35,7 @@ def nlbench(*arguments):
     return done.exit_code, done.stdout, done.exception
 
 
-def test_a_folder_of_runs_becomes_an_index_and_a_page_each(runs, tmp_path):
+def test_folders_of_runs_become_an_index_and_pages(runs, tmp_path):
     status, out, _ = nlbench("report", runs, "-o", tmp_path / "site")
     assert status == 0
     assert out.strip() == str(tmp_path / "site" / "index.html")
@@ -46,7 +46,7 @@ def test_a_folder_of_runs_becomes_an_index_and_a_page_each(runs, tmp_path):
     assert "2 ok" in index
 
 
-def test_runs_of_one_name_have_pages_of_their_own(tmp_path):
+def test_runs_of_one_name_have_own_pages(tmp_path):
     write_site([make_run(1, measures=("affinity",)) for _ in range(2)], tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"index.html", "run.html", "run--2.html"}
 
@@ -115,7 +115,7 @@ def test_a_site_replaces_its_own_index(runs, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "run-1.html", "cells", "manifest.json"])
-def test_a_site_is_not_written_among_files_of_others(runs, tmp_path, name):
+def test_sites_are_not_written_among_other_files(runs, tmp_path, name):
     (tmp_path / name).write_text("mine")
     error = nlbench("report", runs, "-o", tmp_path)[2]
     assert isinstance(error, RequestError)
@@ -162,7 +162,7 @@ def test_citing_opens_nothing_that_a_manifest_names(tmp_path, monkeypatch, group
     ("name", "reason"),
     [("notes.html", "not written by nlbench"), ("kept.safetensors", "expected a name ending in")],
 )
-def test_a_page_does_not_replace_a_file_of_others(runs, tmp_path, name, reason):
+def test_pages_replace_no_file_of_others(runs, tmp_path, name, reason):
     (tmp_path / name).write_text("mine")
     error = nlbench("report", runs / "run 1", "-o", tmp_path / name)[2]
     assert reason in str(error)

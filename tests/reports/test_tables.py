@@ -31,7 +31,7 @@ def test_labels_say_only_what_differs(run) -> None:
     assert [subject.label for subject in scores_of(single).subjects] == ["vgg8"]
 
 
-def test_subjects_whose_names_run_together_keep_labels_of_their_own(conftest) -> None:
+def test_subjects_with_similar_names_keep_own_labels(conftest) -> None:
     rows = conftest.cell_rows(("a · b", "c", "digits", 0), "m", {"relu": 0.1})
     rows += conftest.cell_rows(("a", "b · c", "digits", 0), "m", {"relu": 0.9})
     scores = scores_of(conftest.frame(rows))
@@ -68,7 +68,7 @@ def test_scores_hold_the_numbers_of_the_tidy_table() -> None:
     assert scores.measures[0] == "r2"
 
 
-def test_records_of_one_cell_and_places_of_one_name_are_refused() -> None:
+def test_repeated_cells_and_places_are_refused() -> None:
     records = make_run(1).records
     with pytest.raises(RequestError, match="two records for vgg8, affinity"):
         Scores({"": [*records, records[0]]})

@@ -32,7 +32,7 @@ def test_the_table_fits_the_width(run, width) -> None:
     assert max(map(len, table)) <= max(width, 44)
 
 
-def test_a_wide_window_shows_every_number_with_its_error_and_ranks() -> None:
+def test_wide_windows_show_numbers_errors_and_ranks() -> None:
     run = make_run(4, measures=("affinity", "absdev"))
     text = printed(run, 200)
     cells = [r.result for r in run.records if r.measure.name == "affinity"]
@@ -43,7 +43,7 @@ def test_a_wide_window_shows_every_number_with_its_error_and_ranks() -> None:
     assert "not shown" not in text
 
 
-def test_a_narrow_window_says_what_it_leaves_out_and_where_that_is(run) -> None:
+def test_narrow_windows_say_what_they_leave_out(run) -> None:
     text = printed(run, 60)
     assert "not shown: absdev, pathlength" in text
     assert "the page and scores.csv show everything" in text
@@ -67,7 +67,7 @@ def test_each_reason_has_one_unbroken_line(run) -> None:
     assert "pathlength, mobilenet_v3_small · init: failed: out of memory" in lines
 
 
-def test_a_number_with_a_remark_has_a_line_that_says_it(run) -> None:
+def test_remarks_of_numbers_have_a_line(run) -> None:
     rows = (run.scores["measure"] == "absdev") & (run.scores["place"] == "")
     mine = rows & (run.scores["model"] == "vgg8") & (run.scores["weights"] == "init")
     run.scores.loc[mine, "reason"] = "by quadrature"
@@ -90,11 +90,11 @@ def test_a_run_without_scores_says_so(conftest) -> None:
     assert "no scores have been recorded" in printed(conftest.FakeRun())
 
 
-def test_output_that_is_not_a_terminal_has_no_escape_codes(run) -> None:
+def test_escape_codes_go_to_terminals_only(run) -> None:
     assert "\x1b" not in printed(run)
 
 
-def test_a_network_has_errors_and_ranges_and_says_what_they_are() -> None:
+def test_errors_and_ranges_are_explained() -> None:
     run = make_run(1, measures=("affinity", "absdev"))
     text = printed(run)
     for record in run.records:
@@ -127,7 +127,7 @@ def test_values_without_replicates_have_no_error(conftest) -> None:
     assert "±" not in printed(run)
 
 
-def test_a_run_on_several_models_of_gpu_says_so(conftest) -> None:
+def test_runs_on_several_gpu_models_say_so(conftest) -> None:
     scores = conftest.frame(conftest.cell_rows(("m", "init", "d", 0), "affinity", {"a": 0.5}))
     gpus = [{"device_name": name, "capability": "9.0"} for name in ("H100", "H200", "H100")]
 

@@ -16,19 +16,19 @@ def read_back(text: str) -> float:
 
 
 @given(finite)
-def test_a_number_written_alone_is_right_to_four_digits(value: float) -> None:
+def test_single_numbers_have_four_digits(value: float) -> None:
     assert math.isclose(read_back(number(value)), value, rel_tol=6e-4, abs_tol=0)
 
 
 @given(st.lists(finite, min_size=1, max_size=8))
-def test_in_a_column_no_number_but_zero_reads_as_zero(values: list[float]) -> None:
+def test_only_zero_reads_as_zero_in_columns(values: list[float]) -> None:
     decimals = column_decimals(values)
     for value in values:
         assert (read_back(number(value, decimals)) == 0) == (value == 0)
 
 
 @given(st.lists(st.floats(0.001, 1e6), min_size=1, max_size=8))
-def test_a_column_is_right_to_four_digits_of_its_largest_number(values: list[float]) -> None:
+def test_columns_have_four_digits_of_their_largest_number(values: list[float]) -> None:
     decimals = column_decimals(values)
     for value in values:
         assert abs(read_back(number(value, decimals)) - value) <= 1e-3 * max(values)
@@ -41,7 +41,7 @@ def test_a_column_of_whole_numbers_has_no_decimals() -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(math.nan, "nan"), (math.inf, "∞"), (-math.inf, "−∞"), (-0.5, "−0.5000")]
 )
-def test_numbers_that_are_not_plain_are_still_told_apart(value: float, text: str) -> None:
+def test_special_numbers_are_told_apart(value: float, text: str) -> None:
     assert number(value) == text
 
 
@@ -58,7 +58,7 @@ def test_small_values_share_an_exponent_with_their_error() -> None:
     assert plus_minus(3.2e9, 4e7) == "(3.20 ± 0.04)e+09"
 
 
-def test_a_spread_that_rounds_to_nothing_is_shown_with_an_exponent() -> None:
+def test_tiny_spreads_are_shown_with_an_exponent() -> None:
     assert plus_minus(0.9, 1e-7) == "0.90000000 ± 0.00000010"
 
 

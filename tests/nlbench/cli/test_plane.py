@@ -81,7 +81,7 @@ def test_a_wrong_request_is_one_line(arguments, said, monkeypatch, capsys, tmp_p
     assert "\n" not in error
 
 
-def test_the_picture_has_labels_a_legend_and_a_sentence(tmp_path, monkeypatch, capsys):
+def test_pictures_have_labels_legend_and_sentence(tmp_path, monkeypatch, capsys):
     path = tmp_path / "plane.svg"
     assert not run(["redshift-mlp", "--data", "grid", "--size", "8", "-o", str(path)], monkeypatch)
     text = path.read_text(encoding="utf-8")

@@ -191,7 +191,7 @@ def test_client_is_closed_after_the_run(monkeypatch):
     assert not client.is_open
 
 
-def test_a_cluster_of_this_machine_accepts_only_its_own_client(tmp_path, monkeypatch):
+def test_local_clusters_accept_only_their_own_client(tmp_path, monkeypatch):
     distributed = pytest.importorskip("distributed")
     pytest.importorskip("cryptography")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -221,7 +221,7 @@ def test_a_task_that_failed_has_a_reason():
         assert dask_cluster._problem(future) == reason
 
 
-def test_a_result_of_a_cluster_counts_once_and_an_event_is_forwarded():
+def test_cluster_results_count_once_and_events_are_forwarded():
     missing = {"b"}
 
     def received(result):
@@ -236,7 +236,7 @@ def test_a_result_of_a_cluster_counts_once_and_an_event_is_forwarded():
     assert received(record) == []
 
 
-def test_errors_of_coroutines_that_a_cluster_leaves_behind_are_not_logged(caplog):
+def test_errors_of_abandoned_coroutines_are_not_logged(caplog):
     async def fail():
         raise OSError("the connection is closed")
 
@@ -420,12 +420,12 @@ def test_each_worker_keeps_to_one_of_the_gpus():
     ("executor", "timeout", "is_serial"),
     [("serial", None, True), ("serial", 5.0, False), ("processes", None, False)],
 )
-def test_a_serial_run_without_a_timeout_needs_no_worker(executor, timeout, is_serial):
+def test_serial_runs_without_timeout_need_no_worker(executor, timeout, is_serial):
     pool = WorkerPool(ExecutionOptions(executor=executor, timeout=timeout), 1, 1)
     assert pool.is_serial is is_serial
 
 
-def test_a_system_without_room_for_a_process_is_one_line(monkeypatch):
+def test_systems_without_room_for_processes_say_so(monkeypatch):
     supervisor = SimpleNamespace(end=lambda: ended.append(True))
     monkeypatch.setattr(processes, "take_supervisor", lambda *_: supervisor)
     ended = []
@@ -442,7 +442,7 @@ def test_a_system_without_room_for_a_process_is_one_line(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), GeneratorExit()])
-def test_an_error_of_a_supervising_thread_is_raised_in_the_caller(monkeypatch, error):
+def test_errors_of_supervising_threads_are_raised(monkeypatch, error):
     supervisor = SimpleNamespace(end=lambda: None)
     monkeypatch.setattr(processes, "take_supervisor", lambda *_: supervisor)
 
@@ -457,7 +457,7 @@ def test_an_error_of_a_supervising_thread_is_raised_in_the_caller(monkeypatch, e
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_calls_in_processes_wait_for_those_they_come_after(monkeypatch, workers):
+def test_calls_in_processes_wait_their_turn(monkeypatch, workers):
     def ask(request, is_wanted):
         argument = request["argument"]
         assert request["call"] == "module:name"
@@ -496,7 +496,7 @@ def measured_by_fakes(monkeypatch, units, workers, measure):
     return list(processes.measure_in_processes(units, pool))
 
 
-def test_a_free_worker_takes_probes_of_a_subject_that_another_has_started(plugin, monkeypatch):
+def test_free_workers_take_probes_of_started_subjects(plugin, monkeypatch):
     units, taken, all_taken = three_probes_of_two_subjects(), [], threading.Event()
 
     def measure(unit, is_wanted):
@@ -517,7 +517,7 @@ def test_a_free_worker_takes_probes_of_a_subject_that_another_has_started(plugin
 
 
 @pytest.mark.parametrize("is_unloadable", [True, False])
-def test_a_subject_that_fails_to_load_is_not_loaded_for_each_probe(
+def test_failing_subjects_are_loaded_once(
     plugin, monkeypatch, is_unloadable
 ):
     units, taken = three_probes_of_two_subjects(), []

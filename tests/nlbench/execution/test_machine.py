@@ -25,7 +25,7 @@ def test_environment_describes_gpu_and_settings(monkeypatch):
 
 
 @pytest.mark.parametrize(("device", "name"), [("cpu", "CPU"), ("mps", "mps")])
-def test_a_device_without_cuda_is_described_by_its_name(device, name):
+def test_devices_without_cuda_are_described_by_name(device, name):
     facts = describe_environment(torch.device(device))
     assert (facts["device_name"], facts["cuda"]) == (name, None)
     assert not {"capability", "driver", "cudnn"} & set(facts)

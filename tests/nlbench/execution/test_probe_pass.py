@@ -88,7 +88,7 @@ def test_out_of_memory_measure_is_retried_alone():
     assert Short.looked == 1 + Beside.looked
 
 
-def test_measure_falls_back_to_the_cpu_with_a_note():
+def test_measures_fall_back_to_the_cpu():
     expected = measured([Wary])["wary"]
     with PretendCuda():
         found = measured([Wary], "cuda")["wary"]
@@ -156,7 +156,7 @@ def feed_of(measure, monitor=None):
     return probe_pass.Feed(measure, {}, stream, monitor or ProgressMonitor(), device)
 
 
-def test_observations_in_threads_are_timed_by_the_threads_clock(monkeypatch):
+def test_threads_are_timed_by_their_own_clock(monkeypatch):
     clocks = {"perf_counter": itertools.count(), "thread_time": itertools.count(0, 100)}
     ticks = {name: clock.__next__ for name, clock in clocks.items()}
     monkeypatch.setattr(probe_pass, "time", SimpleNamespace(**ticks))
@@ -193,7 +193,7 @@ class Diary(ProgressMonitor):
             raise CellTimeout("took longer than 5 s")
 
 
-def test_a_monitor_is_informed_of_each_start_and_stop():
+def test_monitors_are_informed_of_starts_and_stops():
     monitor, observation = Diary(), SimpleNamespace(inputs=inputs())
     feed = feed_of(Short, monitor)
     Short.left = 1
@@ -215,7 +215,7 @@ def test_a_monitor_may_end_a_measure():
     assert monitor.events == ["start beside", "stop"] * 3
 
 
-def test_sites_are_measured_beside_the_gpu_without_waiting_for_it():
+def test_sites_are_measured_without_waiting_for_the_gpu():
     counting = type("Counted", (Counting,), {"probe": "sites", "__doc__": "Observations."})
     with PretendCuda() as device:
         model, samples = network().to("cuda"), inputs().to("cuda")

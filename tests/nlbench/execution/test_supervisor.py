@@ -109,7 +109,7 @@ def test_killed_worker_of_two_fails_one_cell(plugin, forked, tmp_path):
     assert nlbench.load_run(tmp_path / "run").manifest["cells"] == {"failed": 1, "ok": 5}
 
 
-def test_a_subject_that_never_loads_fails_its_own_cells(
+def test_subjects_that_never_load_fail_their_cells(
     plugin, forked, fast_while_hanging, tmp_path
 ):
     wanted = request("plain,r2", "endless,mini")
@@ -120,7 +120,7 @@ def test_a_subject_that_never_loads_fails_its_own_cells(
         assert status["mini", measure][0] == "ok"
 
 
-def test_numbers_are_the_same_in_a_process_of_its_own(plugin, forked, tmp_path):
+def test_own_processes_give_the_same_numbers(plugin, forked, tmp_path):
     wanted = request("plain,drawing,r2,affinity", seeds=(0, 1))
     here = run(wanted, tmp_path / "here")
     there = run(wanted, tmp_path / "there", execution=ExecutionOptions(timeout=60.0))
@@ -153,7 +153,7 @@ def test_plugin_output_is_harmless_and_no_worker_survives(plugin, tmp_path):
     assert not [line for line in command_lines() if "nlbench.execution.worker" in line]
 
 
-def test_worker_killed_at_its_end_gets_no_other_unit(monkeypatch):
+def test_workers_killed_at_their_end_get_nothing(monkeypatch):
     supervised = Supervisor(1, None)
     supervised._start()
     first = supervised._process

@@ -99,7 +99,7 @@ class OwnNoise(Layers):
         (Layers, ""),
     ],
 )
-def test_measures_of_every_probe_remark_what_is_no_function_of_a_sample(network, remark):
+def test_every_probe_remarks_dependence_and_noise(network, remark):
     model = network().eval()
     model.hidden = getattr(model, "hidden", model.act)
     measures = ["affinity", "cka", "accuracy", "substitution", "nlc"]

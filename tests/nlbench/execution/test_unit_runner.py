@@ -287,7 +287,7 @@ def test_a_changed_process_measures_no_other_subject(tmp_path, executor, model):
         assert after["innocent", measure] == alone["innocent", measure]
 
 
-def test_models_of_one_evaluation_leave_nothing_to_the_next_one():
+def test_models_leave_nothing_to_the_next_evaluation():
     module = import_module("nlbench_leaving")
     inputs = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     leaving = {what: getattr(module, f"run_{what}")(1) for what in LEAVINGS}
@@ -317,7 +317,7 @@ class Diary(ProgressMonitor):
         self.events.append(probe)
 
 
-def test_a_monitor_is_informed_of_loads_and_passes_and_costs_are_recorded():
+def test_monitors_are_informed_of_loads_and_passes():
     request = Request(("plain", "nlc"), ("innocent",), ("digits",), weights="init", samples=16)
     plan, diary, runner = make_plan(request, "cpu", print), Diary(), UnitRunner()
     unit = Unit(plan.cells, "cpu")
@@ -345,7 +345,7 @@ def test_changed_settings_are_recorded(tmp_path):
     )
 
 
-def test_model_that_changes_its_weights_is_undefined_at_every_probe(tmp_path):
+def test_models_that_change_their_weights_are_undefined(tmp_path):
     results = measured(tmp_path / "run", "learning", "plain,nlc,accuracy,density,pathlength")
     assert results["learning", "plain"].reason == (
         "the model changes its own weights when it is run (conv.weight), so its numbers would "

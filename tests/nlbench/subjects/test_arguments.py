@@ -120,7 +120,7 @@ WHOLE = {"sites.batch": 150}
 
 
 @pytest.mark.parametrize("rows", ["samples", "nodes"])
-def test_edges_are_found_and_the_graph_is_run_as_a_whole(rows):
+def test_graphs_with_edges_run_as_a_whole(rows):
     x, edges = graph()
     measures = ["r2", "density", "nlc", "accuracy", "substitution"]
     labels = torch.arange(150) % 3
@@ -177,7 +177,7 @@ def test_samples_can_be_named():
     assert value.statistics["value"] == pytest.approx(expected.statistics["value"], rel=1e-9)
 
 
-def test_edges_among_the_first_nodes_do_not_make_a_graph_divisible():
+def test_edges_among_first_nodes_do_not_split_graphs():
     x, edges = graph()
     run = nlbench.evaluate(seeded(Graph), (x, edges % 70), ["nlc", "density"], settings=SETTINGS)
     assert {record.result.status for record in run.records} & {"ok"} == set()
@@ -267,6 +267,6 @@ def test_paths_start_at_samples_drawn_from_all():
     assert values(again) == values(run)
 
 
-def test_a_mapping_that_the_model_takes_in_no_form_is_one_line():
+def test_mappings_that_fit_no_argument_are_refused():
     with pytest.raises(RequestError, match="2 arguments, but the model takes 1"):
         nlbench.evaluate(seeded(Plain), {"a": data(), "b": data()}, ["r2"])

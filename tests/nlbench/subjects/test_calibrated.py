@@ -15,7 +15,7 @@ def subject(weights, model="resnet20", samples=200):
     return load_subject(SubjectSpec(model, weights, "digits", samples=samples), CPU)
 
 
-def test_statistics_are_as_drawn_unless_they_are_to_be_calibrated():
+def test_statistics_are_drawn_unless_calibrated():
     drawn = subject("init")
     assert drawn.model.bn.running_mean.eq(0).all()
     assert drawn.facts.batch_norm == "statistics as drawn: mean 0, variance 1"
@@ -45,7 +45,7 @@ def test_calibration_keeps_outputs_of_order_one():
         assert 0.01 < calibrated.model(calibrated.inputs).std() < 100
 
 
-def test_a_network_without_batch_norm_has_no_such_choice():
+def test_networks_without_batch_norm_have_no_choice():
     assert subject("calibrated", "vgg8").facts.batch_norm is None
     assert torch.equal(
         subject("calibrated", "vgg8").model.features[0].weight,

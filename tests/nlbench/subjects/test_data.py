@@ -30,7 +30,7 @@ def test_a_plain_function_has_no_options():
     assert dataset_info(lambda: None) == DatasetInfo()
 
 
-def test_what_is_declared_is_kept_and_the_function_stays_itself():
+def test_declarations_are_kept_and_functions_stay_themselves():
     def fingerprint(size):
         return str(size)
 
@@ -51,7 +51,7 @@ def test_normalising_is_per_channel_of_images():
     torch.testing.assert_close(data.normalize(images[0]), expected[0])
 
 
-def test_normalising_is_per_entry_of_vectors_and_nothing_without_a_mean():
+def test_vectors_are_normalised_per_entry():
     points = torch.rand(5, 2)
     expected = (points - torch.tensor([0.25, 0.5])) / torch.tensor([0.5, 2.0])
     torch.testing.assert_close(data_of((2,)).normalize(points), expected)
@@ -94,7 +94,7 @@ def test_an_unknown_split_is_refused():
         data_of().sample(3, split="val")
 
 
-def test_the_words_of_a_preprocessing_say_what_is_squashed():
+def test_preprocessing_texts_say_what_is_squashed():
     text = Preprocessing(8, 9, (), (), "bicubic", squash=True, origin="X").text
     assert text == (
         "resized to 9 pixels on both sides (bicubic, antialiased), centre 8x8, as for X"

@@ -72,7 +72,7 @@ def test_images_of_one_size_are_samples(own):
     assert batches.records[0].subject.samples == len(images)
 
 
-def test_images_of_different_sizes_are_padded_as_the_detector_pads_them(own):
+def test_images_of_different_sizes_are_padded(own):
     model, images, _ = own
     images = [image[:, : 5 + index % 4, : 6 + index % 5] for index, image in enumerate(images)]
     run = nlbench.evaluate(model, nlbench.Arguments(images), ["affinity"])
@@ -83,7 +83,7 @@ def test_images_of_different_sizes_are_padded_as_the_detector_pads_them(own):
         nlbench.evaluate(model, [nlbench.Arguments(images)], ["affinity"])
 
 
-def test_a_list_of_features_is_no_list_of_samples():
+def test_lists_of_features_are_no_samples():
     class Fused(nn.Module):
         def forward(self, features):
             return tuple(functional.relu(feature) for feature in features)

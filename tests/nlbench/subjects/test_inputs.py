@@ -83,7 +83,7 @@ def words(n=24, length=5):
     return ids, mask
 
 
-def test_a_tuple_is_one_batch_of_arguments_for_every_probe():
+def test_tuples_are_arguments_for_every_probe():
     model, a, b = seeded(lambda: (Two(), torch.randn(64, 4), torch.randn(64, 3)))
     both = nlbench.evaluate(model, (a, b), ALL)
     one = nlbench.evaluate(Packed(model), torch.cat([a, b], 1), ALL)
@@ -98,7 +98,7 @@ def test_a_tuple_is_one_batch_of_arguments_for_every_probe():
     assert not model._forward_pre_hooks
 
 
-def test_a_mapping_is_keyword_arguments_and_a_loader_may_yield_either():
+def test_mappings_are_keyword_arguments_also_from_loaders():
     model, a, b = seeded(lambda: (Two(), torch.randn(60, 4), torch.randn(60, 3)))
     whole = scores(nlbench.evaluate(model, (a, b), ALL[:2]))
     for inputs in (
@@ -110,7 +110,7 @@ def test_a_mapping_is_keyword_arguments_and_a_loader_may_yield_either():
     assert scores(nlbench.evaluate(model, loader, ALL[:2], labels=False)).equals(whole)
 
 
-def test_a_mask_is_neither_measured_as_words_nor_dropped():
+def test_masks_are_neither_measured_nor_dropped():
     ids, mask = words()
     model = seeded(Words)
     run = nlbench.evaluate(model, (ids, mask), ["affinity"])
@@ -126,7 +126,7 @@ def test_a_mask_is_neither_measured_as_words_nor_dropped():
     assert scores(again).equals(scores(run))
 
 
-def test_arguments_of_other_integer_types_reach_the_model_as_they_are():
+def test_integer_arguments_keep_their_type():
     ids, mask = words()
     model = seeded(Words)
     nlbench.evaluate(model, {"input_ids": ids, "attention_mask": mask.bool()}, ["r2"])
@@ -185,7 +185,7 @@ def test_inputs_that_cannot_be_read_are_one_line(inputs, says):
     assert "\n" not in str(caught.value)
 
 
-def test_what_pairs_mean_is_asked_where_the_model_takes_several_arguments():
+def test_ambiguous_pairs_are_asked_about():
     ids, mask = words()
     with pytest.raises(RequestError, match="pass labels=True if the second element is the labels"):
         nlbench.evaluate(seeded(Words), [(ids, mask)], ["r2"])
@@ -195,7 +195,7 @@ def test_what_pairs_mean_is_asked_where_the_model_takes_several_arguments():
     assert scores(one).equals(scores(nlbench.evaluate(seeded(Words), ids, ["r2"])))
 
 
-def test_labels_in_a_mapping_are_no_argument_of_the_model():
+def test_mapped_labels_are_no_model_argument():
     ids, mask = words()
     batch = {"input_ids": ids, "attention_mask": mask, "labels": ids[:, 0]}
     found = nlbench.evaluate(seeded(Words), [batch], ["r2"])
@@ -208,14 +208,14 @@ def test_labels_in_a_mapping_are_no_argument_of_the_model():
         nlbench.evaluate(seeded(Words), [named], ["r2"], labels="targets")
 
 
-def test_labels_that_may_be_a_decoders_inputs_are_asked_for():
+def test_labels_that_decoders_may_take_are_asked_for():
     model, batch = seeded(Words), {"input_ids": words()[0], "labels": words()[0]}
     model.config = SimpleNamespace(is_encoder_decoder=True)
     with pytest.raises(RequestError, match="pass labels=False if they are for the model"):
         BatchReader(model, None).read(batch)
 
 
-def test_labels_that_repeat_the_tokens_become_the_next_tokens():
+def test_labels_that_repeat_tokens_become_next_tokens():
     ids = words()[0]
     padded = ids.masked_fill(torch.arange(5) > 3, -100)
     reader = BatchReader(seeded(Words), None)
@@ -226,7 +226,7 @@ def test_labels_that_repeat_the_tokens_become_the_next_tokens():
     assert others.equal(ids.flip(1))
 
 
-def test_labels_given_as_a_tensor_are_as_many_as_the_samples():
+def test_labels_are_as_many_as_samples():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     with pytest.raises(RequestError, match=r"labels have shape \(3,\) for 8 samples"):
         nlbench.evaluate(model, torch.randn(8, 4), ["r2"], labels=torch.zeros(3))
@@ -247,7 +247,7 @@ class Embedded(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_floats_next_to_a_mask_reach_the_model_exactly(dtype):
+def test_floats_beside_masks_reach_the_model_exactly(dtype):
     x, mask = torch.randn(24, 5, 6).to(dtype), words()[1].bool()
     model = seeded(Embedded).to(dtype)
     batch = Arguments(inputs_embeds=x, attention_mask=mask)
@@ -263,7 +263,7 @@ def test_floats_next_to_a_mask_reach_the_model_exactly(dtype):
         torch.testing.assert_close(model.double()(packed), model.forward(x.double(), mask))
 
 
-def test_floats_next_to_a_mask_are_measured_at_activations_but_have_no_lines():
+def test_floats_beside_masks_have_no_lines():
     model, x, mask = seeded(Embedded), torch.randn(24, 5, 6), words()[1]
     settings = {"sites.rows": "tokens"}
     batch = {"inputs_embeds": x, "attention_mask": mask}
@@ -298,7 +298,7 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize("wrap", OUTPUTS.values(), ids=OUTPUTS)
-def test_what_a_model_gives_is_taken_apart_for_all_probes(wrap):
+def test_outputs_are_taken_apart_for_all_probes(wrap):
     class Wrapped(nn.Sequential):
         def forward(self, x):
             return wrap(super().forward(x))
@@ -312,7 +312,7 @@ def test_what_a_model_gives_is_taken_apart_for_all_probes(wrap):
     assert scores(wrapped).equals(scores(plain))
 
 
-def test_outputs_of_several_tensors_are_refused_alike_and_sites_need_none():
+def test_outputs_of_several_tensors_are_refused():
     class Odd(nn.Sequential):
         def forward(self, x):
             y = super().forward(x)
@@ -326,7 +326,7 @@ def test_outputs_of_several_tensors_are_refused_alike_and_sites_need_none():
         assert "tuple" in run[name].reason
 
 
-def test_random_numbers_come_from_the_key_that_is_recorded(monkeypatch):
+def test_random_numbers_come_from_the_recorded_key(monkeypatch):
     from nlbench.execution import probe_pass, unit_runner
 
     drawn = []
@@ -347,14 +347,14 @@ def test_random_numbers_come_from_the_key_that_is_recorded(monkeypatch):
         assert {record.key for record in run.records} <= set(drawn)
 
 
-def test_a_loader_gives_the_random_numbers_of_its_samples_as_one_tensor():
+def test_loaders_draw_as_one_tensor_does():
     model, inputs = seeded(lambda: (nn.Sequential(nn.Linear(4, 8), nn.Tanh()), torch.randn(40, 4)))
     loader = DataLoader(TensorDataset(inputs), batch_size=7)
     whole, parts = (nlbench.evaluate(model, given, ["nlc"]) for given in (inputs, loader))
     assert scores(whole).equals(scores(parts))
 
 
-def test_threads_are_those_of_a_run_and_are_given_back():
+def test_threads_are_set_and_given_back():
     from nlbench.introspection.threads import default_threads
 
     seen = []
@@ -399,7 +399,7 @@ def test_packing_several_arguments_loses_nothing(shapes, n, data):
             assert torch.equal(before, after)
 
 
-def test_a_reader_says_what_a_scripted_or_unknown_forward_leaves_open():
+def test_readers_name_what_scripted_forwards_leave_open():
     class Any(nn.Module):
         def forward(self, *args):
             return args[0]
@@ -413,7 +413,7 @@ def test_an_output_without_logits_stays_as_it_is():
         assert OutputChoice()(nn.Identity(), (), output) is output
 
 
-def test_of_a_tensor_of_a_subclass_the_numbers_are_taken_and_nothing_else():
+def test_tensor_subclasses_are_read_as_numbers():
     class Named(torch.Tensor):
         pass
 

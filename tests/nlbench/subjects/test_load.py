@@ -54,7 +54,7 @@ def test_options_reach_the_dataset_converted():
     assert len(data.test) == 5
 
 
-def test_an_unknown_option_of_a_dataset_suggests_the_nearest():
+def test_unknown_dataset_options_suggest_the_nearest():
     with pytest.raises(RequestError, match="random has no option 'sise'; did you mean 'size'"):
         load_dataset("random", {"sise": 3})
 
@@ -70,7 +70,7 @@ def test_something_that_is_no_dataset_is_named(plugins):
         load_dataset("odd")
 
 
-def test_another_object_with_the_attributes_of_a_dataset_will_do(plugins):
+def test_objects_with_a_datasets_attributes_are_accepted(plugins):
     class Words:
         name, shape, classes, preprocessing, source = "words", (4,), 7, "none", Source("")
 
@@ -126,7 +126,7 @@ def test_builder_gets_the_arguments_that_it_accepts(plugins, builder, shape, giv
     "builder",
     [lambda in_channels=3: None, lambda image_size=8: None],
 )
-def test_a_network_for_images_refuses_vectors_in_one_line(plugins, builder):
+def test_image_networks_refuse_vectors_in_one_line(plugins, builder):
     plugins["models", "mine"] = builder
     with pytest.raises(RequestError) as caught:
         build_model("mine", data_of((5,)), seed=0)
@@ -139,12 +139,12 @@ def test_a_network_for_square_images_refuses_others(plugins):
         build_model("mine", data_of((3, 4, 6)), seed=0)
 
 
-def test_what_a_builder_refuses_is_said_with_the_names_of_model_and_data():
+def test_refusals_of_builders_name_model_and_data():
     with pytest.raises(RequestError, match=r"^vgg8 for made-up: vgg8 takes images of 32x32"):
         build_model("vgg8", data_of((3, 8, 8)), seed=0)
 
 
-def test_building_leaves_the_global_random_state_as_it_was():
+def test_building_keeps_the_global_random_state():
     before = torch.get_rng_state()
     build_model("redshift-mlp", data_of((2,)), seed=5)
     assert torch.equal(torch.get_rng_state(), before)
@@ -178,7 +178,7 @@ def test_preprocessing_of_the_weights_is_used_if_possible(plugins, tmp_path):
     torch.testing.assert_close(given.inputs, (given.images - 0.5) / 0.25)
 
 
-def test_names_in_a_checkpoint_are_translated_by_the_model(plugins, tmp_path):
+def test_models_translate_names_in_checkpoints(plugins, tmp_path):
     @model(rename=lambda name: None if name.startswith("extra") else name.replace("old", "0"))
     def mine():
         return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
@@ -193,7 +193,7 @@ def test_names_in_a_checkpoint_are_translated_by_the_model(plugins, tmp_path):
     assert torch.equal(subject.model[1].weight, getattr(network, "1").weight)
 
 
-def test_a_trained_checkpoint_that_is_missing_is_asked_for(plugins, tmp_path):
+def test_missing_trained_checkpoints_are_asked_for(plugins, tmp_path):
     @model(trained={"digits": tmp_path / "gone.pth"}, obtain="fetch it")
     def mine():
         return nn.Identity()
@@ -273,7 +273,7 @@ def test_samples_that_change_between_passes_are_refused():
             pass
 
 
-def test_streamed_subject_has_the_scores_of_one_in_memory(plugins, monkeypatch):
+def test_streamed_subjects_have_the_scores_in_memory(plugins, monkeypatch):
     from nlbench.execution import probe_pass
     from nlbench.measures.r2 import R2
     from nlbench.probes import Resources
@@ -307,7 +307,7 @@ class Lazy(nn.Sequential):
         )  # fmt: skip
 
 
-def test_a_lazy_network_gets_its_weights_from_the_seed_in_training_mode(plugins):
+def test_lazy_networks_get_weights_from_the_seed(plugins):
     plugins["models", "lazy"] = Lazy
     data = data_of((1, 6, 6))
     state = torch.random.get_rng_state()
@@ -320,7 +320,7 @@ def test_a_lazy_network_gets_its_weights_from_the_seed_in_training_mode(plugins)
     assert int(first[1].num_batches_tracked) == 0
 
 
-def test_a_lazy_network_is_loaded_and_can_be_trained(plugins, tmp_path):
+def test_lazy_networks_are_loaded_and_trained(plugins, tmp_path):
     plugins["models", "lazy"] = Lazy
     plugins["datasets", "tiny"] = lambda: data_of((1, 6, 6), count=12)
     saved = build_model("lazy", data_of((1, 6, 6)), 3)

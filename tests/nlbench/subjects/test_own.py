@@ -124,7 +124,7 @@ def test_instances_are_built_anew_for_each_seed(folder):
     assert not torch.equal(first, other)
 
 
-def test_statistics_that_a_file_loads_are_not_called_fresh(folder):
+def test_loaded_statistics_are_not_fresh(folder):
     norm = "import torch\nfrom torch import nn\ndef net(): return nn.Sequential(layer, nn.ReLU())\n"
     write(folder / "my_net.py", norm + "layer = nn.BatchNorm2d(3)\nlayer.running_mean.fill_(1.0)\n")
     subject = load_subject(SubjectSpec("my_net.py:net", "init", "digits"), torch.device("cpu"))
@@ -297,7 +297,7 @@ data = Augmented()
     assert len(first.unique()) > 4
 
 
-def test_what_a_file_draws_depends_on_no_other_seed(folder):
+def test_drawn_weights_depend_on_their_seed_alone(folder):
     text = NET.replace("import torch\n", "import torch, numpy\nSHIFT = numpy.random.rand()\n", 1)
     write(folder / "my_net.py", text.replace("self.act = act", "self.act = SHIFT"))
     first = build("my_net.py:Net", seed=1).act
@@ -387,7 +387,7 @@ def test_a_setting_selects_a_tensor_of_the_output(tmp_path):
     assert widths(f"{tmp_path}/pick.py:last") == 2
 
 
-def test_the_file_of_an_output_function_is_in_the_key(folder):
+def test_files_of_output_functions_are_in_the_key(folder):
     write(folder / "two.py", TWO_OUTPUTS)
     keys = []
     for text in ("def last(output): return output['second']\n", "last = max\n"):
@@ -397,7 +397,7 @@ def test_the_file_of_an_output_function_is_in_the_key(folder):
     assert keys[0] != keys[1]
 
 
-def test_a_registered_model_has_only_an_output_to_choose():
+def test_registered_models_choose_only_an_output():
     info = declared_info("vgg8")
     models = {"vgg8": info}
     resolved = resolve_settings([], {"model.output": "0"}, models=models)

@@ -48,7 +48,7 @@ class Strike:
         return os.mkdir, (str(self.target),)
 
 
-def test_a_missing_file_a_folder_and_an_empty_file_are_refused(tmp_path):
+def test_missing_files_folders_and_empty_files_are_refused(tmp_path):
     (tmp_path / "empty").touch()
     assert_refused(tmp_path / "absent.pt", "there is no such file")
     assert_refused(tmp_path, "it is a directory")
@@ -56,13 +56,13 @@ def test_a_missing_file_a_folder_and_an_empty_file_are_refused(tmp_path):
     assert_refused(tmp_path / ("x" * 300), "File name too long")
 
 
-def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path):
+def test_pipes_are_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert_refused(tmp_path / "pipe", "not a regular file")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read_is_refused(tmp_path):
+def test_files_without_permission_are_refused(tmp_path):
     path = tmp_path / "secret.pt"
     path.write_bytes(SAFETENSORS)
     path.chmod(0)
@@ -146,7 +146,7 @@ def test_damaged_header_loads_fully_or_is_one_line(tmp_path, place, value):
 
 
 @pytest.mark.parametrize("how", ["zip", "legacy", "nested", "plain pickle", "old plain pickle"])
-def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path, how):
+def test_pickles_that_run_code_are_refused(tmp_path, how):
     target, path = tmp_path / "struck", tmp_path / "net.pt"
     strike = Strike(target)
     if how == "plain pickle":
@@ -161,7 +161,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path, how)
     assert not target.exists()
 
 
-def test_the_pickles_of_the_test_above_do_strike_when_trusted(tmp_path):
+def test_trusted_pickles_do_run_code(tmp_path):
     path = save_with_torch(tmp_path / "net.pt", Strike(tmp_path / "struck"))
     torch.load(path, weights_only=False)
     assert (tmp_path / "struck").is_dir()
@@ -224,7 +224,7 @@ def test_mismatched_state_dict_copies_nothing(tmp_path, change, message):
     assert_refused(save_with_torch(tmp_path / "net.pt", state), message)
 
 
-def test_a_counter_in_place_of_which_there_are_fractions_is_refused(tmp_path):
+def test_fractions_in_place_of_a_counter_are_refused(tmp_path):
     state = {**network().state_dict(), "1.num_batches_tracked": torch.tensor(0.5)}
     path = save_with_torch(tmp_path / "net.pt", state)
     assert_refused(path, "has dtype torch.float32, expected torch.int64", network())

@@ -79,7 +79,7 @@ def test_other_samples_make_another_key():
     assert first.records[0].key != second.records[0].key
 
 
-def test_no_batch_is_kept_once_it_has_been_seen(monkeypatch):
+def test_seen_batches_are_not_kept(monkeypatch):
     # Several batches may wait for measures that run in another thread.
     monkeypatch.setattr(listeners, "overlap_pays", lambda device: False)
     alive = []
@@ -104,7 +104,7 @@ def test_no_batch_is_kept_once_it_has_been_seen(monkeypatch):
     assert alive[1] <= alive[0]
 
 
-def test_a_loader_says_how_many_samples_it_has_if_it_knows():
+def test_loaders_report_their_number_of_samples():
     data = TensorDataset(torch.zeros(10, 3))
     assert Batches(DataLoader(data, batch_size=3)).known_length == 10
     assert Batches(DataLoader(data, batch_size=3, drop_last=True)).known_length is None
@@ -113,14 +113,14 @@ def test_a_loader_says_how_many_samples_it_has_if_it_knows():
     assert Batches(iter([torch.zeros(4, 3)])).known_length is None
 
 
-def test_the_head_of_a_stream_comes_again_when_it_is_read():
+def test_heads_of_streams_come_again():
     stream = Batches(iter(torch.arange(12.0)[:, None].split(5)))
     assert stream.head(7).flatten().tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert torch.cat(list(stream)).flatten().tolist() == list(range(12))
     assert stream.samples == 12
 
 
-def test_a_loader_that_yields_something_else_later_is_one_line():
+def test_loaders_that_change_their_form_are_refused():
     def batches():
         yield torch.randn(8, 4)
         yield torch.randn(8, 5)
@@ -130,12 +130,12 @@ def test_a_loader_that_yields_something_else_later_is_one_line():
 
 
 @given(st.integers(1, 20), st.sampled_from([torch.float32, torch.float64, torch.int64, torch.bool]))
-def test_the_hash_of_samples_is_that_of_the_tensor(count, dtype):
+def test_sample_hashes_are_those_of_the_tensor(count, dtype):
     samples = torch.arange(3 * count).reshape(count, 3).to(dtype)
     assert sample_facts(samples)["sample_hash"] == tensor_hash(samples)
 
 
-def test_a_loader_may_fill_one_tensor_again_and_again():
+def test_loaders_may_refill_one_tensor():
     samples = torch.randn(40, 4)
 
     def filling():

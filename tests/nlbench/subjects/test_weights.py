@@ -28,7 +28,7 @@ def same_state(first, second):
     return list(first) == list(second) and all(torch.equal(first[k], second[k]) for k in first)
 
 
-def test_what_is_saved_loads_bit_for_bit_with_its_metadata(tmp_path):
+def test_saved_files_load_bit_for_bit(tmp_path):
     first, second = network(), network()
     first[1].running_mean.fill_(0.25)
     path = tmp_path / "net.safetensors"
@@ -39,7 +39,7 @@ def test_what_is_saved_loads_bit_for_bit_with_its_metadata(tmp_path):
     assert state_hash(first) == state_hash(second)
 
 
-def test_what_is_saved_is_read_by_the_safetensors_library(tmp_path):
+def test_saved_files_are_read_by_safetensors(tmp_path):
     model = network()
     save_weights(tmp_path / "net.safetensors", model, {})
     found = load_file(tmp_path / "net.safetensors")
@@ -71,7 +71,7 @@ def test_tied_weights_survive_the_round_trip(tmp_path):
     assert second[1].weight is second[0].weight
 
 
-def test_saving_replaces_a_file_and_leaves_nothing_beside_it(tmp_path):
+def test_saving_replaces_a_file_and_leaves_nothing(tmp_path):
     path = tmp_path / "net.safetensors"
     path.write_text("old")
     save_weights(path, linear(), {})
@@ -79,7 +79,7 @@ def test_saving_replaces_a_file_and_leaves_nothing_beside_it(tmp_path):
     load_weights(linear(), path)
 
 
-def test_saving_where_nothing_can_be_written_is_refused_in_one_line(tmp_path):
+def test_unwritable_places_are_refused_in_one_line(tmp_path):
     path = tmp_path / "absent" / "net.safetensors"
     with pytest.raises(RequestError, match=r"can't write .*net.safetensors: No such file"):
         save_weights(path, linear(), {})
@@ -114,14 +114,14 @@ def test_safetensors_is_recognised_with_any_header_length(tmp_path, start):
     assert load_weights(linear(), path) == {"seed": "4"}
 
 
-def test_names_of_a_data_parallel_model_lose_their_prefix(tmp_path):
+def test_data_parallel_names_lose_their_prefix(tmp_path):
     first, second = linear(), linear()
     state = collections.OrderedDict(("module." + k, v) for k, v in first.state_dict().items())
     load_weights(second, save_with_torch(tmp_path / "net.pt", {"state_dict": state}))
     assert same_state(first, second)
 
 
-def test_a_model_whose_own_names_begin_with_module_keeps_them(tmp_path):
+def test_own_names_that_begin_with_module_stay(tmp_path):
     first, second = (nn.ModuleDict({"module": linear()}) for _ in range(2))
     load_weights(second, save_with_torch(tmp_path / "net.pt", first.state_dict()))
     assert same_state(first, second)
@@ -162,7 +162,7 @@ def test_prefixes_and_other_names_go_together(tmp_path):
     assert same_state(first, second)
 
 
-def test_two_networks_in_one_checkpoint_are_not_chosen_from(tmp_path):
+def test_checkpoints_of_two_networks_are_refused(tmp_path):
     model = network()
     state = {f"{k}.{n}": v for k in ("ema", "model") for n, v in model.state_dict().items()}
     content = {"pytorch-lightning_version": "2.4.0", "state_dict": state}
@@ -189,7 +189,7 @@ def test_old_checkpoints_without_the_batch_counter_load(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_values_are_converted_to_the_precision_of_the_model(tmp_path, dtype):
+def test_values_take_the_models_precision(tmp_path, dtype):
     weight = torch.linspace(-1, 1, 6).reshape(2, 3).to(dtype)
     save_file({"weight": weight, "bias": torch.zeros(2, dtype=dtype)}, tmp_path / "net")
     model = linear()
@@ -198,19 +198,19 @@ def test_values_are_converted_to_the_precision_of_the_model(tmp_path, dtype):
     assert torch.equal(model.weight.detach(), weight.to(torch.float32))
 
 
-def test_a_file_hash_is_the_sha256_of_its_bytes(tmp_path):
+def test_file_hashes_are_the_sha256_of_the_bytes(tmp_path):
     content = os.urandom(3_000_001)
     (tmp_path / "file").write_bytes(content)
     assert file_hash(tmp_path / "file") == hashlib.sha256(content).hexdigest()
     assert file_hash(str(tmp_path / "file")) == hashlib.sha256(content).hexdigest()
 
 
-def test_the_hash_of_a_file_that_is_not_there_is_refused(tmp_path):
+def test_hashes_of_missing_files_are_refused(tmp_path):
     with pytest.raises(RequestError, match=r"can't read .*absent: there is no such file"):
         file_hash(tmp_path / "absent")
 
 
-def test_a_state_hash_depends_on_values_names_shapes_and_dtypes():
+def test_state_hashes_depend_on_values_names_and_types():
     class Holder(nn.Module):
         def __init__(self, name, tensor, persistent=True):
             super().__init__()
@@ -229,7 +229,7 @@ def test_a_state_hash_depends_on_values_names_shapes_and_dtypes():
     assert len({state_hash(variant) for variant in variants}) == len(variants)
 
 
-def test_a_state_hash_does_not_depend_on_layout_or_order_of_registration():
+def test_state_hashes_ignore_layout_and_order():
     first, second = nn.Module(), nn.Module()
     first.conv, first.head = nn.Conv2d(2, 3, 3), linear()
     second.head, second.conv = first.head, nn.Conv2d(2, 3, 3)
@@ -241,7 +241,7 @@ def test_a_state_hash_does_not_depend_on_layout_or_order_of_registration():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_state_hash_is_the_same_on_the_gpu():
+def test_state_hashes_are_equal_on_the_gpu():
     model = network()
     expected = state_hash(model)
     assert state_hash(model.to("cuda")) == expected
@@ -341,7 +341,7 @@ def test_one_of_several_networks_is_named(tmp_path, wrap):
         load_weights(target, tmp_path / "net.pt", key="ema")
 
 
-def test_a_key_is_part_of_the_label_and_identity(tmp_path, monkeypatch):
+def test_keys_are_part_of_label_and_identity(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({}, "net.pt")
     choices = [

@@ -96,7 +96,7 @@ def test_max_pooling_bends_at_every_overtake():
         ]
     ),
 )
-def test_max_pooling_is_exact_and_has_no_extra_bends(seed, drawn):
+def test_max_pooling_has_no_extra_breakpoints(seed, drawn):
     pool, axes = drawn
     torch.manual_seed(seed)
     start, end = torch.randn(2, 2, *[5] * axes)
@@ -136,7 +136,7 @@ def test_a_segment_inside_a_boundary_has_no_breakpoints(scale):
         assert trace.crossings == 0
 
 
-def test_a_start_on_a_boundary_is_not_a_crossing():
+def test_starts_on_a_boundary_are_no_crossing():
     trace = trace_segment(nn.ReLU(), torch.tensor([0.0, 1.0]), torch.tensor([2.0, -1.0]))
     assert trace.t.tolist() == [0, 0.5, 1]
 
@@ -237,7 +237,7 @@ def test_ends_that_do_not_fit_are_refused():
         trace_segment(mlp(0), torch.zeros(3).long(), torch.ones(3).long())
 
 
-def test_a_smooth_activation_is_refused_by_name_and_place():
+def test_smooth_activations_are_refused_by_name():
     net = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.GELU()))
     with pytest.raises(UnsupportedOperation, match=r"^gelu at 1\.1: not piecewise affine$"):
         trace_segment(net, *torch.randn(2, 3))
@@ -272,7 +272,7 @@ def test_paths_without_a_segment_are_refused():
         list(observe_paths(mlp(3), torch.randn(2, 1, 3)))
 
 
-def test_control_flow_that_differs_on_the_second_segment_is_detected():
+def test_changed_control_flow_is_detected():
     class Turns(nn.Module):
         def forward(self, x):
             return 2 * x if float(x.data.numpy().sum()) > 10 else x
@@ -283,7 +283,7 @@ def test_control_flow_that_differs_on_the_second_segment_is_detected():
 
 @settings(max_examples=20, deadline=None)
 @given(networks(), st.floats(0.1, 0.9))
-def test_a_part_of_a_segment_has_the_breakpoints_of_that_part(drawn, fraction):
+def test_parts_of_segments_have_their_breakpoints(drawn, fraction):
     net, start, end = drawn
     net, start, end = net.double(), start.double(), end.double()
     full = trace_segment(net, start, end)
@@ -358,7 +358,7 @@ def test_observations_use_the_requested_method():
 
 
 @pytest.mark.parametrize("method", ["exact", "adaptive", "sampling"])
-def test_a_trace_made_in_inference_mode_is_the_same(method):
+def test_traces_in_inference_mode_are_the_same(method):
     net, ends = mlp(0), torch.randn(2, 3)
     options = {"method": method, "resolution": 100}
     expected = trace_segment(net, *ends, **options)

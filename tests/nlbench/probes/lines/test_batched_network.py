@@ -38,7 +38,7 @@ def test_memory_for_no_input_is_refused():
         BatchedNetwork.of(nn.Tanh(), torch.randn(2, 3), memory=10)
 
 
-def test_a_network_that_mixes_samples_is_run_one_at_a_time():
+def test_mixing_networks_run_one_sample_at_a_time():
     class Mixing(nn.Module):
         def forward(self, x):
             return x - x.mean(0)
@@ -48,7 +48,7 @@ def test_a_network_that_mixes_samples_is_run_one_at_a_time():
     assert batches(torch.randn(4, 3)).tolist() == torch.zeros(4, 3).tolist()
 
 
-def test_a_network_that_mixes_every_second_sample_is_run_one_at_a_time():
+def test_mixing_second_samples_run_one_by_one():
     class Mixing(nn.Module):
         def forward(self, x):
             return x + x.roll(2, 0)
@@ -57,7 +57,7 @@ def test_a_network_that_mixes_every_second_sample_is_run_one_at_a_time():
 
 
 @pytest.mark.parametrize("decision", [torch.all, torch.any])
-def test_a_decision_for_the_whole_batch_changes_no_deviation(decision):
+def test_decisions_for_a_batch_change_no_deviation(decision):
     class EarlyExit(nn.Module):
         def forward(self, x):
             return x.sin() if decision((x > 0.3) & (x < 0.8)) else x.sin() + x.square().sin()
@@ -74,7 +74,7 @@ def test_a_decision_for_the_whole_batch_changes_no_deviation(decision):
     assert results[0] == pytest.approx(results[1])
 
 
-def test_a_network_that_takes_one_sample_is_run_one_at_a_time():
+def test_networks_of_one_sample_run_one_by_one():
     class Single(nn.Module):
         def forward(self, x):
             return x.reshape(1, 3)
@@ -82,7 +82,7 @@ def test_a_network_that_takes_one_sample_is_run_one_at_a_time():
     assert BatchedNetwork.of(Single(), torch.randn(2, 3)).size == 1
 
 
-def test_a_network_that_writes_into_its_input_does_no_harm():
+def test_writes_into_the_input_do_no_harm():
     x = torch.randn(2, 3)
     before = x.clone()
     BatchedNetwork.of(nn.ReLU(inplace=True), x)(x)
@@ -99,7 +99,7 @@ def test_an_input_of_the_wrong_shape_is_refused():
         BatchedNetwork(nn.Linear(3, 2), 4)(torch.randn(2, 4))
 
 
-def test_a_network_that_draws_at_random_is_no_function_of_its_input():
+def test_random_networks_are_no_function_of_their_input():
     class Dropping(nn.Module):
         def forward(self, x):
             return nn.functional.dropout(x, 0.5, training=True)

@@ -50,7 +50,7 @@ def test_twenty_layers_lose_no_crossing(by):
 
 
 @pytest.mark.parametrize(("by", "members"), [("maximum", 2), ("pool", 2), ("pool", 4), ("amax", 3)])
-def test_maxout_and_stacks_of_max_pooling_lose_no_crossing(by, members):
+def test_maxout_and_stacked_pooling_lose_no_crossing(by, members):
     layers = []
     for seed in range(8):
         layers += [affine(16 * members, 16, seed, scale=2.0), Maxout(members, by)]
@@ -67,7 +67,7 @@ def test_weights_of_any_size_lose_no_crossing(by, scale):
 
 
 @pytest.mark.parametrize("depth", [50, 200])
-def test_a_narrow_network_may_be_two_hundred_layers_deep(depth):
+def test_narrow_networks_may_have_two_hundred_layers(depth):
     layers = []
     for seed in range(depth):
         layers += [affine(6, 6, seed, scale=2.4, bias=seed % 10 == 0), Relu("leaky", 0.5)]

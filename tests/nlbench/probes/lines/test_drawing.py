@@ -46,7 +46,7 @@ def test_logits_with_the_largest_deviation_are_drawn():
     assert drawing["logits"] == [1, 3, 4]
 
 
-def test_breakpoints_are_counted_by_site_along_the_whole_path():
+def test_breakpoints_are_counted_by_site():
     observations = [
         synthetic([0, 0.5, 0.75, 1], [0, 1, 1, 0], ("a", "b"), [0, 1], length=1.0),
         synthetic([0, 0.5, 1], [0, 1, 0], ("a", "b"), [1], length=3.0, segment=1),

@@ -46,7 +46,7 @@ def images():
 
 
 @pytest.mark.parametrize("kind", ["closed", "open", "random", "pairs"])
-def test_every_kind_of_path_is_observed_segment_by_segment(images, kind):
+def test_path_kinds_are_observed_by_segment(images, kind):
     settings = lines(paths=kind, number=2, anchors=3, radius=2)
     facts, observations, steps = run_pass(convolutional(), images, settings)
     segments = 1 if kind == "pairs" else 3
@@ -78,7 +78,7 @@ def test_another_seed_makes_other_paths(images, kind):
     assert len(hashes) == 2
 
 
-def test_a_network_that_is_not_piecewise_affine_is_integrated(images):
+def test_smooth_networks_are_integrated(images):
     settings = lines(number=2, anchors=3, radius=2, tolerance=1e-4)
     facts, observations, _ = run_pass(convolutional(nn.GELU), images, settings)
     assert len(observations) == 6

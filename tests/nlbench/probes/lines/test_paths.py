@@ -28,7 +28,7 @@ def shifted_by_loops(image, right, down):
     return result
 
 
-def test_the_default_anchors_lie_on_the_circle_of_four_pixels():
+def test_default_anchors_lie_on_a_circle():
     expected = [(4, 0), (3, 3), (0, 4), (-3, 3), (-4, 0), (-3, -3), (0, -4), (3, -3)]
     assert translations(8, 4.0) == expected
 
@@ -47,7 +47,7 @@ def test_halves_are_rounded_away_from_zero():
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(2, 9), st.floats(1, 6), st.integers(7, 9), st.integers(7, 9))
-def test_each_anchor_is_the_image_moved_with_its_edges_replicated(anchors, radius, height, width):
+def test_anchors_are_moved_images_with_replicated_edges(anchors, radius, height, width):
     images = torch.rand(2, 3, height, width)
     paths = closed_paths(images, anchors, radius)
     assert paths.shape == (2, anchors + 1, 3, height, width)
@@ -71,7 +71,7 @@ def test_anchors_contain_only_the_images_values():
     assert torch.equal(closed_paths((images - mean) / std), (paths - mean) / std)
 
 
-def test_pairs_join_neighbours_and_leave_out_an_odd_sample():
+def test_pairs_join_neighbours():
     inputs = torch.randn(5, 2, 3)
     paths = pair_paths(inputs)
     assert paths.shape == (2, 2, 2, 3)
@@ -98,7 +98,7 @@ def test_settings_out_of_range_are_refused():
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(2, 9), st.floats(1, 6), st.integers(2, 6), st.integers(2, 6), st.integers(0, 99))
-def test_an_open_path_goes_from_the_image_through_translations_of_it(
+def test_open_paths_join_translations_of_the_image(
     anchors, radius, height, width, seed
 ):
     images = torch.rand(2, 3, height, width)
@@ -142,7 +142,7 @@ def test_more_paths_begin_with_the_same_ones():
     assert torch.equal(noise_paths(images, 5)[:2], noise_paths(images, 2))
 
 
-def test_noise_has_the_mean_and_the_spread_of_each_pixel():
+def test_noise_has_each_pixels_mean_and_spread():
     images = torch.rand(40, 1, 2, 2, dtype=torch.float64) * torch.tensor([[1.0, 5.0], [0.0, 2.0]])
     images += 3
     noise = noise_paths(images, number=1, anchors=20000)[0, :-1]
@@ -173,7 +173,7 @@ def test_noise_keeps_the_dtype():
 @pytest.mark.parametrize(
     ("images", "radius"), [(torch.rand(1, 1, 8, 8), 0.9), (torch.rand(1, 3, 1, 1), 4.0)]
 )
-def test_an_open_path_that_can_not_move_is_refused(images, radius):
+def test_open_paths_that_cannot_move_are_refused(images, radius):
     with pytest.raises(RequestError, match="no whole-pixel translation"):
         open_paths(images, radius=radius)
 
@@ -187,7 +187,7 @@ def test_noise_without_statistics_is_refused(inputs, wrong):
 
 
 @pytest.mark.parametrize("kind", ["random", "sign"])
-def test_directions_have_the_radius_and_depend_on_the_position_alone(kind):
+def test_directions_depend_on_position_and_radius_alone(kind):
     inputs = torch.randn(3, 2, 5)
     paths = direction_paths(inputs, 4, 2.5, kind=kind, seed=1)
     assert paths.shape == (12, 2, 2, 5)

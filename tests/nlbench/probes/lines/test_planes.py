@@ -27,7 +27,7 @@ def point(drawn, points, u, v):
         (small_residual(3, nn.Hardtanh, "add", nn.MaxPool2d), (2, 4, 4)),
     ],
 )
-def test_drawn_boundaries_are_those_of_exact_traces_of_random_chords(network, shape):
+def test_drawn_boundaries_match_exact_traces(network, shape):
     points = 2 * torch.randn(3, *shape, generator=torch.Generator().manual_seed(1)).double()
     drawn = plane(network, points, size=(40, 30), dtype=torch.float64)
     right, up = sum(drawn.right.values()), sum(drawn.up.values())

@@ -43,7 +43,7 @@ def assert_same_apart_from_short_regions(exact, adaptive_trace):
 
 @settings(max_examples=8, deadline=None)
 @given(networks())
-def test_the_same_regions_are_found_as_by_the_exact_trace(drawn):
+def test_regions_are_those_of_the_exact_trace(drawn):
     net, start, end = drawn
     exact, adaptive_trace = trace_segment(net, start, end), adaptive(net, start, end)
     assert_same_apart_from_short_regions(exact, adaptive_trace)
@@ -54,14 +54,14 @@ def test_the_same_regions_are_found_as_by_the_exact_trace(drawn):
 
 @settings(max_examples=12, deadline=None)
 @given(hostile_networks())
-def test_ties_zero_biases_and_starts_on_a_boundary_make_no_difference(drawn):
+def test_ties_and_zero_biases_make_no_difference(drawn):
     net, start, end = drawn
     assert_same_apart_from_short_regions(trace_segment(net, start, end), adaptive(net, start, end))
 
 
 @settings(max_examples=8, deadline=None)
 @given(networks())
-def test_boundaries_missed_by_a_coarse_sensitivity_end_short_regions(drawn):
+def test_coarse_sensitivities_miss_short_regions(drawn):
     net, start, end = drawn
     exact = trace_segment(net, start, end)
     try:
@@ -94,14 +94,14 @@ def test_units_that_coincide_make_one_boundary():
     assert adaptive_trace.notes["shorter_than_sensitivity"] == 0
 
 
-def test_a_boundary_closer_to_the_end_than_the_sensitivity_is_found():
+def test_boundaries_very_close_to_the_end_are_found():
     start, end = torch.tensor([[-1.0 + 1e-8], [1e-8]], dtype=torch.float64)
     assert adaptive(nn.ReLU(), start, end).t.tolist() == pytest.approx([0, 1 - 1e-8, 1], abs=1e-14)
     assert adaptive(nn.ReLU(), end, start).t.tolist() == pytest.approx([0, 1e-8, 1], abs=1e-14)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_start_within_rounding_of_a_boundary_lies_on_the_side_of_its_direction(sign):
+def test_starts_near_a_boundary_follow_their_direction(sign):
     net = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)).double()
     with torch.no_grad():
         net[0].weight.fill_(1.0)
@@ -200,7 +200,7 @@ def sampled(net, start, end, resolution=200, **options):
 
 @settings(max_examples=20, deadline=None)
 @given(st.one_of(networks(), hostile_networks()), st.sampled_from([7, 64, 200]))
-def test_a_step_has_a_breakpoint_in_its_middle_if_boundaries_lie_in_it(drawn, resolution):
+def test_steps_with_boundaries_have_a_middle_breakpoint(drawn, resolution):
     net, start, end = drawn
     exact, trace = trace_segment(net, start, end), sampled(net, start, end, resolution)
     near = (exact.t[1:-1] * resolution - (exact.t[1:-1] * resolution).round()).abs() < 1e-6
@@ -225,7 +225,7 @@ def test_regions_within_one_step_are_one():
     assert sampled(net, *ends, resolution=1000).regions == 3
 
 
-def test_a_step_names_the_first_site_that_changes_in_it():
+def test_steps_name_the_first_changed_site():
     net = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1), nn.ReLU()).double()
     with torch.no_grad():
         for layer, bias in ((net[0], -0.1), (net[2], -0.2)):

@@ -56,7 +56,7 @@ def test_a_sine_has_the_closed_form(waves):
     assert trace.converged
 
 
-def test_a_gelu_on_a_line_has_the_closed_form():
+def test_gelu_has_its_closed_form_on_a_line():
     # x Φ(x) on [0, c] lies below its chord; its integral is (x²Φ + xφ - Φ)/2 between the ends.
     c = 2.0
     ends = torch.tensor([[0.0], [c]])
@@ -69,7 +69,7 @@ def test_a_gelu_on_a_line_has_the_closed_form():
 
 
 @pytest.mark.parametrize("c", [0.5, 3.0, 30.0])
-def test_a_tanh_on_a_line_has_the_closed_form(c):
+def test_tanh_has_its_closed_form_on_a_line(c):
     # On [-c, c] the chord is t tanh(c), and tanh deviates equally on both sides.
     trace = one_trace(nn.Tanh(), torch.tensor([[-c], [c]]), tolerance=1e-8)
     area = math.log(math.cosh(c)) - c * math.tanh(c) / 2
@@ -81,7 +81,7 @@ def test_a_tanh_on_a_line_has_the_closed_form(c):
 
 @given(st.integers(0, 10**6), st.sampled_from([nn.Tanh, nn.GELU, nn.SiLU, nn.Softplus, nn.ELU]))
 @settings(max_examples=15)
-def test_a_smooth_network_has_the_areas_that_scipy_finds(seed, act):
+def test_smooth_networks_have_the_areas_of_scipy(seed, act):
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(3, 8), act(), nn.Linear(8, 8), act(), nn.Linear(8, 2)).double()
     ends = 3 * torch.randn(2, 3, dtype=torch.float64)
@@ -159,7 +159,7 @@ def test_unresolved_network_has_not_converged():
 
 
 @pytest.mark.parametrize("evaluations", [64, 100, 500])
-def test_the_function_is_evaluated_no_more_often_than_allowed(evaluations):
+def test_evaluations_stay_within_the_allowed_number(evaluations):
     calls = []
 
     def function(t):
@@ -175,7 +175,7 @@ def test_a_jump_is_resolved():
     assert float(trace.above + trace.below) == pytest.approx(0.37**2 / 2 + 0.63**2 / 2, rel=1e-4)
 
 
-def test_nodes_rise_from_0_to_1_with_the_values_there():
+def test_nodes_rise_from_0_to_1():
     trace = smooth_estimate(column(lambda t: np.tanh(40 * (t - 0.3))))
     t = trace.t.numpy()
     assert t[0] == 0
@@ -184,7 +184,7 @@ def test_nodes_rise_from_0_to_1_with_the_values_there():
     np.testing.assert_allclose(trace.values[:, 0].numpy(), np.tanh(40 * (t - 0.3)), atol=1e-12)
 
 
-def test_each_segment_has_its_own_trace_and_the_reason():
+def test_segments_have_their_own_trace_and_reason():
     ends = torch.tensor([[-1.0], [0.0]]), torch.tensor([[1.0], [2.0]])
     traces = list(integrate_along(nn.Tanh(), *ends, refused="tanh at the network"))
     assert [trace.refused for trace in traces] == ["tanh at the network"] * 2

@@ -10,7 +10,7 @@ from nlbench.probes.lines import trace_segment
 from segments import Functional, assert_exact, mlp, networks, on_segment
 
 
-def test_rounding_where_a_whole_layer_is_off_makes_no_breakpoints():
+def test_layers_that_are_off_make_no_breakpoints():
     # For t between 0.2033 and 0.2124 all units of the first layer are off and the second
     # is zero; at the ends of that gap a unit of the first is zero up to rounding.
     net = mlp(816, widths=(3, 6, 6, 2))
@@ -93,7 +93,7 @@ def test_explicit_padding_equals_the_padding_of_pooling():
     assert torch.equal(trace.values, expected.values)
 
 
-def test_units_of_very_different_scales_do_not_hide_each_other():
+def test_units_of_different_scales_are_all_found():
     torch.manual_seed(0)
     layer = nn.Linear(6, 16).double()
 
@@ -139,7 +139,7 @@ def test_single_precision_finds_nearly_the_same_regions(drawn):
     assert float((single.values - expected).abs().max()) <= 1e-4 * scale + 1e-6
 
 
-def test_a_conversion_without_effect_is_traced_in_either_precision():
+def test_conversions_without_effect_are_traced():
     linear, ends = nn.Linear(3, 4), torch.randn(2, 3)
     net = nn.Sequential(linear, Functional(lambda x: x.float()), nn.ReLU())
     plain = nn.Sequential(linear, nn.ReLU())
@@ -148,7 +148,7 @@ def test_a_conversion_without_effect_is_traced_in_either_precision():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_model_in_half_precision_is_traced_in_double(dtype):
+def test_half_precision_models_are_traced_in_double(dtype):
     net, ends = mlp(0).to(dtype), torch.randn(2, 3)
     trace = trace_segment(net, *ends)
     assert trace.regions > 2

@@ -51,7 +51,7 @@ def test_exact_traces_use_float64_only():
     assert length == pytest.approx(image.diff(dim=0).norm(dim=1).sum().item(), rel=1e-5)
 
 
-def test_a_site_that_is_not_called_in_the_middle_is_measured_in_float64():
+def test_sites_called_at_times_are_measured_in_float64():
     class NotAlone(nn.Module):
         """Calls its second activation unless the batch is the middle of the segment alone."""
 
@@ -81,7 +81,7 @@ def test_batches_do_not_change_lengths(batch, monkeypatch):
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.GELU, nn.Hardtanh, nn.ReLU6, nn.ELU])
 @pytest.mark.parametrize("width", [30, 300])
-def test_lengths_of_estimates_are_those_of_finely_sampled_curves(activation, width):
+def test_estimated_lengths_match_finely_sampled_curves(activation, width):
     layers = [nn.Linear(8, width), activation(), nn.Linear(width, width), activation()]
     network = nn.Sequential(*layers).double()
     start, end = 5 * torch.randn(2, 8, dtype=torch.float64)

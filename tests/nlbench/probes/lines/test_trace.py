@@ -19,7 +19,7 @@ def trace_of(t, values, **options):
     return SegmentTrace(t, values, 1.0, torch.zeros(len(t), dtype=torch.int64), ("a",), **options)
 
 
-def test_a_straight_line_with_breakpoints_has_no_change_of_slope():
+def test_straight_lines_have_no_change_of_slope():
     assert slope_changes(trace_of([0, 0.25, 0.5, 1], [[0, 1], [1, 1], [2, 1], [4, 1]])) == 0
 
 
@@ -34,7 +34,7 @@ def test_short_region_hides_no_change_of_slope():
     assert slope_changes(trace_of(t, [[1.0], [1.5], [1.5], [1.5], [2.0]])) == 0
 
 
-def test_a_curve_of_many_faint_bends_is_not_taken_for_a_line():
+def test_curves_of_many_faint_bends_are_no_line():
     t = torch.linspace(0, 1, 10**5 + 1, dtype=torch.float64)
     curve = trace_of(t.tolist(), (1e-5 * t[:, None] ** 2).tolist())
     assert slope_changes(curve) > 1000
@@ -46,7 +46,7 @@ def test_a_constant_output_has_no_change_of_slope():
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([1e-3, 1.0, 1e3]))
-def test_crossings_of_units_that_are_not_read_change_no_slope(seed, scale):
+def test_unread_units_change_no_slope(seed, scale):
     """Half of the hidden units are read; a network of only these shows where slopes change."""
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 3)).double()
@@ -91,7 +91,7 @@ def test_unresolved_slopes_are_undefined():
         slope_changes(trace_segment(nn.ReLU(), *ends, dtype=torch.float32))
 
 
-def test_the_error_of_an_estimate_is_that_of_its_worst_output():
+def test_estimates_have_their_worst_outputs_error():
     estimate = estimate_segment(mlp(0, widths=(3, 8, 3)), torch.zeros(3), torch.ones(3))
     above, below = torch.tensor([[1.0, 0.0, 0.0], [1.0, 4.0, 0.0]], dtype=torch.float64)
     error = torch.tensor([0.1, 0.8, 0.0]).double()

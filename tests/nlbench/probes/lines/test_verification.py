@@ -33,7 +33,7 @@ def test_a_correct_trace_passes():
     check.check_traces(program, net, points[None], [trace])
 
 
-def test_a_trace_without_crossings_is_refused_however_large_the_bounds():
+def test_empty_traces_are_refused_for_any_bounds():
     program, net, points, trace = traced()
     huge = tuple(
         replace(s, rule=replace(s.rule, bound=lambda x, b, y: torch.full_like(y, 1e30)))
@@ -98,7 +98,7 @@ def deep():
     return nn.Sequential(*layers, nn.Flatten())
 
 
-def test_a_walk_keeps_no_value_that_no_later_step_needs():
+def test_walks_keep_only_needed_values():
     net = double_copy(deep())
     points = torch.randn(2, 2, 8, 8).double()
     outputs, max_alive = [], 0
@@ -141,7 +141,7 @@ def test_checked_points_are_limited(limit, monkeypatch):
         ([[-1.0, 5.0], [1.0, 5.0]], 0.0, True),
     ],
 )
-def test_a_unit_within_rounding_of_its_kink_has_no_side(x, bound, is_refused):
+def test_units_within_rounding_have_no_side(x, bound, is_refused):
     x = torch.tensor(x, dtype=torch.float64)
     computed = SimpleNamespace(inputs=[x], bounds=[torch.full_like(x, bound)])
     is_inside = torch.ones(2, dtype=torch.bool)
@@ -172,7 +172,7 @@ def test_traces_are_checked_together(wrong, monkeypatch):
         check.check_traces(program, net, ends, [*traces[:2], wrong(trace)], batch_points=96)
 
 
-def test_traces_of_a_network_without_batches_are_checked_alone():
+def test_networks_without_batches_are_checked_alone():
     program, net, points, trace = traced()
     alone = Functional(lambda x: net(x) if len(x) == 1 else net(x.unsqueeze(7)))
     check.check_traces(program, alone, torch.stack([points] * 2), [trace] * 2)

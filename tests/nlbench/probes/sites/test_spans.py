@@ -93,7 +93,7 @@ def test_spans_stay_inside_one_list():
     assert [place.name for place in places] == ["first.0..1", "second.0..1"]
 
 
-def test_linearity_of_a_span_is_that_of_its_streams():
+def test_span_linearity_equals_that_of_its_streams():
     model, x = stack(), tokens()
     measured = statistics(model, x, "linearity", **{"sites.of": "spans:2..3"})
     values = streams(model, x)
@@ -105,7 +105,7 @@ def test_linearity_of_a_span_is_that_of_its_streams():
         assert measured[name]["branch_value"] == pytest.approx(expected["branch_value"], rel=1e-9)
 
 
-def test_influence_of_a_span_is_that_of_its_streams():
+def test_span_influence_equals_that_of_its_streams():
     model, x = stack(), tokens()
     measured = statistics(model, x, "influence", **{"sites.of": "spans:2"})
     values = streams(model, x)
@@ -113,7 +113,7 @@ def test_influence_of_a_span_is_that_of_its_streams():
     assert measured["blocks.1..2"]["value"] == pytest.approx(1 - cosine.mean().item())
 
 
-def test_cost_of_a_span_is_that_of_a_map_by_hand():
+def test_span_costs_equal_those_of_manual_maps():
     model, x = stack(), tokens()
     options = {"replacement.of": "spans:2", "substitution.cost": "squared"}
     measured = statistics(model, x, "substitution", **options)

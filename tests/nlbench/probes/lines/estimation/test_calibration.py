@@ -50,20 +50,20 @@ def calibration():
     return results
 
 
-def test_estimates_of_unseen_networks_are_within_their_errors_and_unbiased():
+def test_estimates_of_unseen_networks_are_unbiased():
     off = [estimate.crossings - exact for exact, estimate in calibration()]
     errors = [estimate.error for _, estimate in calibration()]
     assert all(abs(x) <= error for x, error in zip(off, errors, strict=True))
     assert abs(statistics.fmean(off)) <= statistics.fmean(errors) / 10
 
 
-def test_bounds_of_unseen_networks_are_at_most_the_exact_count_and_covered_by_the_error():
+def test_bounds_of_unseen_networks_hold():
     for exact, estimate in calibration():
         assert estimate.at_least <= exact
         assert estimate.at_least <= estimate.crossings + estimate.error
 
 
-def test_estimates_converge_where_the_stated_errors_are_within_the_tolerance():
+def test_estimates_converge_within_the_tolerance():
     for _, estimate in calibration():
         deviation = torch.linalg.vector_norm(estimate.above + estimate.below)
         error = torch.linalg.vector_norm(estimate.deviation_error)

@@ -114,7 +114,7 @@ def test_windows_before_any_unit_keep_the_bound(seed, act, pool, is_bent, has_no
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1)])
-def test_members_that_tie_at_the_end_do_not_switch(order):
+def test_members_tied_at_the_end_do_not_switch(order):
     network = nn.Sequential(Functional(lambda x: x[:, None]), nn.MaxPool1d(3))
     order = torch.tensor(order)
     start, end = torch.tensor([1.0, -3.0, -2.9])[order], torch.tensor([1.0, 2.0, 2.0])[order]
@@ -123,7 +123,7 @@ def test_members_that_tie_at_the_end_do_not_switch(order):
         assert estimate_segment(network, *segment).at_least == exact == 1
 
 
-def test_units_saturated_at_the_compared_places_are_not_copies():
+def test_saturated_units_are_not_copies():
     network = nn.Sequential(
         nn.Linear(1, 20),
         Functional(lambda x: x.clamp(-1, 1)),
@@ -181,7 +181,7 @@ def test_only_networks_that_need_it_are_compared(layers, expected):
     assert record_pieces(network, example).may_coincide == expected
 
 
-def test_units_that_cross_together_are_counted_in_double_precision():
+def test_units_crossing_together_are_counted_in_float64():
     layers = nn.Conv2d(3, 24, 3), nn.ReLU(), overlapping(), nn.BatchNorm2d(24), nn.ReLU()
     network, start, end = network_of(*layers, size=16)
     # The first segment is searched for ties, the others are expected to have them.
@@ -248,7 +248,7 @@ def test_clusters_are_rows_of_a_group_that_agree(rows):
     assert clusters(group, values, tolerance, is_compared).tolist() == expected
 
 
-def test_crossings_of_unknown_ends_are_compared_at_the_other():
+def test_unknown_ends_are_compared_at_the_other():
     random = torch.linspace(0, 1, 40, dtype=torch.float64)
     ends = torch.full((41, 2), UNKNOWN, dtype=torch.float64)
     ends[:, 0] = torch.cat([random, random[:1]])
@@ -292,7 +292,7 @@ def test_switches_through_rest_are_crossings_of_units():
     assert counts([(0, 1, [0.5, 0.0], [0.1, 0.6])], has_windows=True) == [1, 0]
 
 
-def test_windows_that_take_two_switches_at_once_add_none():
+def test_simultaneous_switches_add_no_breakpoint():
     left, right = {"A": 0.9, "B": 0.5, "C": 0.2}, {"A": 0.1, "B": 0.4, "C": 0.8}
     steps = [
         (0, i, [left[a], left[b]], [right[a], right[b]])

@@ -89,7 +89,7 @@ def test_an_estimate_agrees_with_the_exact_trace(name, segment):
     assert off <= 1e-3 * torch.linalg.vector_norm(exact)
 
 
-def test_sites_make_as_many_boundaries_as_in_the_exact_trace():
+def test_boundaries_by_site_match_the_exact_trace():
     network, segment = NETWORKS["overlapping max pooling"], ends(3)
     exact = trace_segment(network, *segment).contributions
     estimate = estimate_segment(network, *segment, tolerance=1e-5, dtype=torch.float64)
@@ -151,7 +151,7 @@ def test_copies_of_units_count_once():
     assert estimate.at_least == trace.crossings
 
 
-def test_units_that_bend_at_one_node_make_one_boundary():
+def test_units_bending_together_make_one_boundary():
     network = mlp(1, widths=(3, 16, 16, 2), bias=False)
     start = torch.tensor([1.0, -2.0, 0.5])
     assert trace_segment(network, start, -start).crossings == 1
@@ -165,7 +165,7 @@ def test_a_resting_unit_does_not_bend():
     assert estimate.contributions == {"0": 1.0, "1": 0.0}
 
 
-def test_a_segment_that_begins_on_a_boundary_does_not_cross_it():
+def test_segments_from_a_boundary_do_not_cross_it():
     estimate = estimate_segment(nn.ReLU(), torch.tensor([0.0, -1.0]), torch.tensor([1.0, 0.0]))
     assert estimate.at_least == 0
 
@@ -257,7 +257,7 @@ def test_check_places_see_a_bump_between_nodes():
     assert float(estimate.deviation_error) > width**2
 
 
-def test_a_line_at_the_check_places_has_no_error():
+def test_lines_at_the_checked_places_have_no_error():
     line = torch.tensor([[1.0, -2.0]], dtype=torch.float64)
     values = torch.linspace(0, 1, 17, dtype=torch.float64)[:, None] * line
     estimate = DeviationEstimate.of(values, check_places()[:, None] * line)
@@ -270,7 +270,7 @@ def test_too_few_evaluations_do_not_converge():
     assert len(estimate.t) + CHECK_PLACES <= 100
 
 
-def test_a_smooth_network_is_integrated_and_has_no_boundaries():
+def test_smooth_networks_have_no_boundaries():
     start, end = ends(0, (3,))
     estimate = estimate_segment(nn.Sequential(nn.Linear(3, 2), nn.Tanh()), start, end)
     assert estimate.crossings is None
@@ -278,7 +278,7 @@ def test_a_smooth_network_is_integrated_and_has_no_boundaries():
     assert estimate.converged
 
 
-def test_a_segment_without_length_has_no_boundaries_and_no_deviation():
+def test_segments_without_length_have_no_boundaries():
     start, _ = ends(0)
     estimate = estimate_segment(NETWORKS["leaky"], start, start)
     assert (estimate.at_least, estimate.crossings, estimate.length) == (0, 0.0, 0.0)
@@ -538,7 +538,7 @@ def shifted_relu(offset):
 
 
 @pytest.mark.parametrize("offset", [1e-8, -1e-8])
-def test_a_unit_within_rounding_at_a_node_crosses_once(offset):
+def test_units_within_rounding_cross_once(offset):
     estimate = estimate_segment(*shifted_relu(offset), dtype=torch.float32)
     assert estimate.at_least == 1
 

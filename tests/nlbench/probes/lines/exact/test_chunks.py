@@ -28,7 +28,7 @@ def test_breakpoints_are_inserted_in_order_with_interpolated_values():
 
 
 @pytest.mark.parametrize("weight", [0.001, 0.999])
-def test_a_breakpoint_next_to_a_point_is_that_point(weight):
+def test_breakpoints_next_to_a_point_move_onto_it(weight):
     assert inserted([0, 1], [0, 0], [0], [weight]).t.tolist() == [0, 1]
 
 

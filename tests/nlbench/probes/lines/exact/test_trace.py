@@ -42,7 +42,7 @@ def test_patterns_change_at_breakpoints_and_nowhere_else(drawn):
 
 @settings(max_examples=8, deadline=None)
 @given(networks())
-def test_every_boundary_found_by_brute_force_is_a_breakpoint(drawn):
+def test_boundaries_by_brute_force_are_breakpoints(drawn):
     net, start, end = drawn
     assert_complete(net, start, end, trace_segment(net, start, end))
 
@@ -61,7 +61,7 @@ def test_the_limit_changes_nothing(drawn, limit):
     assert torch.equal(cut.origins, whole.origins)
 
 
-def test_no_more_points_than_the_limit_are_computed_at_once():
+def test_computed_points_stay_within_the_limit():
     net = double_copy(mlp(0, widths=(3, 32, 32, 2)))
     ends = torch.randn(2, 3, dtype=torch.float64)
     program = record_checked_program(net, ends)
@@ -114,7 +114,7 @@ def test_vgg8_is_exactly_affine_between_breakpoints(vgg_segment):
     assert_patterns(net, start, end, trace)
 
 
-def test_every_boundary_of_vgg8_found_by_brute_force_is_a_breakpoint(vgg_segment):
+def test_boundaries_of_vgg8_by_brute_force_are_breakpoints(vgg_segment):
     net, start, end = vgg_segment
     trace = trace_segment(net, start, end)
     brackets = boundaries(net, start, end, samples=100, width=1e-8)
@@ -126,7 +126,7 @@ def test_every_boundary_of_vgg8_found_by_brute_force_is_a_breakpoint(vgg_segment
 
 @settings(max_examples=25, deadline=None)
 @given(hostile_networks())
-def test_segments_that_begin_end_or_run_on_boundaries_are_exact(drawn):
+def test_segments_on_boundaries_are_exact(drawn):
     net, start, end = drawn
     trace = trace_segment(net, start, end)
     assert_exact(net, start, end, trace)

@@ -166,7 +166,7 @@ def test_another_mode_shape_or_precision_is_recorded_again(recordings):
     assert len(recordings) == 4
 
 
-def test_a_network_whose_state_is_unknown_is_recorded_each_time(recordings):
+def test_networks_of_unknown_state_are_recorded_each_time(recordings):
     inner = Net()
     net = Net()
     net.act = lambda x: inner.body[2](x)

@@ -137,7 +137,7 @@ def test_aliases_without_a_sample_axis_are_refused():
         record_network(Net(_into_a_slice), 4)
 
 
-def test_a_constant_changed_after_it_was_read_is_refused():
+def test_constants_changed_after_a_read_are_refused():
     def forward(m, x):
         scale = torch.ones(2).double()
         x = x * scale
@@ -202,7 +202,7 @@ def test_subclasses_are_named_by_their_module():
 
 
 @pytest.mark.parametrize("layerwise", [True, False])
-def test_sparsified_relus_are_named_as_in_the_probe_sites(layerwise):
+def test_sparsified_relus_are_named_as_sites(layerwise):
     relu = nn.ReLU()
     net = nn.Sequential(nn.Linear(3, 4), relu, nn.Linear(4, 4), relu, Net(lambda m, x: F.relu(x)))
     net = sparsify(net, layerwise=layerwise)
@@ -230,7 +230,7 @@ def test_unused_steps_are_dropped():
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_an_activation_in_a_hook_on_the_network_is_a_site_of_its_own(before):
+def test_activations_in_hooks_are_sites(before):
     net = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     if before:
         net.register_forward_pre_hook(lambda module, inputs: (F.relu(inputs[0]),))
@@ -241,7 +241,7 @@ def test_an_activation_in_a_hook_on_the_network_is_a_site_of_its_own(before):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_weight_that_is_computed_before_each_pass_is_copied():
+def test_weights_computed_before_each_pass_are_copied():
     net = nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 4)), nn.ReLU())
     weight = net[0].weight
     program = record_checked_program(double_copy(net), torch.randn(2, 3, dtype=torch.float64))
@@ -306,7 +306,7 @@ def test_constants_written_next_to_traced_values_are_recorded():
     assert_reproduces(Net(forward), 4)
 
 
-def test_a_constant_changed_after_a_product_from_the_left_is_refused():
+def test_constants_changed_after_a_left_product_are_refused():
     def forward(m, x):
         weight = torch.ones(2, 4)
         y = (weight @ x.T).T
@@ -338,7 +338,7 @@ def test_mixing_is_detected_despite_a_large_constant():
         record_network(Net(forward), 4)
 
 
-def test_a_wrong_program_is_detected_despite_a_large_constant():
+def test_wrong_programs_are_detected_despite_large_constants():
     def forward(m, x):
         h = F.max_pool1d(F.pad(x, (1, 1), value=-1e30)[:, None], 3, 1)[:, 0]
         return h + torch.randn(4).double()

@@ -88,7 +88,7 @@ def test_refusals_name_the_operation(function, message):
         record_network(Net(function), 3)
 
 
-def test_positions_of_maxima_may_be_made_but_not_used():
+def test_positions_of_maxima_may_stay_unused():
     pool = {"return_indices": True}
     unused = Net(lambda m, x: F.adaptive_max_pool1d(x, 2, **pool)[0])
     used = Net(lambda m, x: F.adaptive_max_pool1d(x, 2, **pool)[1] * 1.0)
@@ -106,7 +106,7 @@ def test_a_refusal_names_the_innermost_module():
     assert (caught.value.operation, caught.value.place) == ("silu", "1.1")
 
 
-def test_batch_norm_with_the_statistics_of_the_batch_is_refused():
+def test_batch_norm_with_batch_statistics_is_refused():
     net = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False))
     with pytest.raises(UnsupportedOperation, match=r"^batch_norm at 0: it uses the statistics"):
         record_network(net, 3, 4)

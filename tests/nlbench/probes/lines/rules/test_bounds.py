@@ -78,7 +78,7 @@ def test_an_added_constant_is_rounded():
     assert bound[:2].tolist() == [5e5, 0]
 
 
-def test_overwritten_parts_have_the_errors_of_the_new_values():
+def test_overwritten_parts_have_new_errors():
     def forward(m, x):
         y = 4 * x
         y[:, :1] = 10 * x[:, 2:]
@@ -113,7 +113,7 @@ def test_averages_divide_their_errors(divisor):
     assert float(bound.max()) == pytest.approx(2e6 / (divisor or 4), rel=1e-5)
 
 
-def test_inputs_of_a_wide_layer_share_the_largest_error():
+def test_wide_layers_share_their_largest_error():
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(2, 10000, generator=generator, dtype=torch.float64)
     x, bound = torch.ones(2, 1, 10000, dtype=torch.float64)
@@ -143,7 +143,7 @@ def test_a_shared_error_is_that_of_several_slopes():
         (lambda m, x: F.relu(x), 0.0),
     ],
 )
-def test_a_number_within_noise_of_a_kink_is_moved_onto_it(function, kink):
+def test_numbers_within_tolerance_move_onto_the_kink(function, kink):
     x = torch.tensor([[kink + 1e-9], [kink - 1e-9], [kink + 0.5]], dtype=torch.float64)
     (rule, *_) = [s.rule for s in record_program(Net(function), x[:1].clone()).steps]
     bound = torch.full_like(x, 1e9)
@@ -188,7 +188,7 @@ def test_the_error_of_a_convolution():
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("settings", [(1, 2, 1), (2, 2, 1), (2, 4, 2), (3, 1, 1), (1, 8, 4)])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_the_error_of_a_convolution_counts_only_taps_that_meet_input(size, settings, transposed):
+def test_convolution_errors_count_taps_on_input(size, settings, transposed):
     stride, padding, dilation = settings
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(4, 2, 5, generator=generator, dtype=torch.float64)

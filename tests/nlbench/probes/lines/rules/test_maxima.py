@@ -75,7 +75,7 @@ def groups_of_three():
     return MaxGroups(lambda x: x, lambda device: windows, lambda maxima: maxima)
 
 
-def test_a_member_far_below_the_others_does_not_blur_them():
+def test_members_far_below_others_widen_no_tolerance():
     x = torch.tensor([[[1.0, 0.0, -1e30]], [[0.0, 1.0, -1e30]]], dtype=torch.float64)
     groups = groups_of_three()
     interval, fraction = groups.bend([x], [x.abs()])
@@ -141,20 +141,20 @@ def rule_of(name, *args, shapes, shape, **kwargs):
 @pytest.mark.parametrize(
     ("name", "expected"), [("maximum", [10.0, 2.0, 30.0]), ("minimum", [1.0, 20.0, 3.0])]
 )
-def test_the_larger_of_two_has_the_error_of_the_chosen_one(name, expected):
+def test_maxima_have_the_error_of_the_largest(name, expected):
     rule = rule_of(name, Input(0), Input(1), shapes=((1, 3), (1, 3)), shape=(1, 3))
     x, y = torch.tensor([[0.0, 5.0, -1.0]]), torch.tensor([[1.0, 4.0, 2.0]])
     bounds = [torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[10.0, 20.0, 30.0]])]
     assert rule.bound([x, y], bounds, rule.apply([x, y])).tolist() == [expected]
 
 
-def test_the_larger_of_a_number_and_a_constant_has_no_error_where_it_is_the_constant():
+def test_maxima_that_are_constants_have_no_error():
     rule = rule_of("maximum", Input(0), torch.zeros(1, 3), shapes=((1, 3),), shape=(1, 3))
     x, bounds = torch.tensor([[-1.0, 2.0, 3.0]]), [torch.tensor([[1.0, 2.0, 3.0]])]
     assert rule.bound([x], bounds, rule.apply([x])).tolist() == [[0.0, 2.0, 3.0]]
 
 
-def test_shared_errors_of_two_are_combined_by_the_larger():
+def test_shared_errors_combine_to_the_larger():
     rule = rule_of("minimum", Input(0), Input(1), shapes=((1, 2, 4), (1, 2, 4)), shape=(1, 2, 4))
     x, y = torch.randn(2, 3, 2, 4)
     bounds = [torch.full((3, 1, 1), 1.0), torch.tensor([[[0.5], [2.0]]]).expand(3, 2, 1)]
@@ -181,7 +181,7 @@ def test_ranked_numbers_have_their_own_errors(name, args, expected):
     assert rule.bound([x], [bound], output).tolist() == [expected]
 
 
-def test_lines_that_are_equal_but_for_rounding_share_their_ranks():
+def test_lines_equal_within_rounding_share_ranks():
     def forward(x, rank):
         a, b = x[:, :1], x[:, 1:]
         lines = torch.cat([b, a, a * 0.1 / 0.1, a * 0.7 / 0.7, a * 0.3 / 0.3], 1)
@@ -194,7 +194,7 @@ def test_lines_that_are_equal_but_for_rounding_share_their_ranks():
         assert trace_segment(net, start[0], end[0]).crossings == 0
 
 
-def test_the_noise_of_a_distance_is_the_larger_of_two():
+def test_distances_have_the_larger_tolerance():
     x = torch.tensor([[[1.0, 0.9, 0.0]]], dtype=torch.float64)
     for noisy in (0, 1):
         bound = torch.zeros_like(x)
@@ -203,7 +203,7 @@ def test_the_noise_of_a_distance_is_the_larger_of_two():
         assert tied.flatten().tolist() == [True, True, False]
 
 
-def test_windows_are_side_by_side_unless_a_stride_is_given():
+def test_windows_are_adjacent_without_a_stride():
     for stride in ({}, {"stride": None}, {"stride": []}):
         windows = pooling_windows("max_pool1d", (None, 2), stride, (4,), (2,))
         assert windows.tolist() == [[0, 1], [2, 3]]

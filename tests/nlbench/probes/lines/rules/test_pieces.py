@@ -10,7 +10,7 @@ def column(*numbers):
     return torch.tensor(numbers, dtype=torch.float64)[:, None]
 
 
-def test_a_margin_of_the_size_of_the_noise_is_zero():
+def test_margins_within_the_tolerance_are_zero():
     noise = column(0.5, 0.5)
     for ends in ((-1.0, 0.5), (1.0, -0.5), (0.5, -1.0), (-0.5, 1.0)):
         assert len(unit_crossings(column(*ends), noise)[0]) == 0
@@ -36,7 +36,7 @@ def test_a_change_behind_a_boundary_counts_once(values, expected):
 
 
 @pytest.mark.parametrize("noisy", [0, 1])
-def test_a_rank_may_be_of_any_number_within_the_noise_of_both(noisy):
+def test_ranks_within_both_tolerances_are_possible(noisy):
     pieces = Ranks(lambda inputs: inputs[0][:, None], [0])
     x = torch.tensor([[1.0, 0.9, 0.0], [0.9, 1.0, 0.0]], dtype=torch.float64)
     bounds = torch.zeros_like(x)

@@ -40,7 +40,7 @@ def test_shared_noise_equals_expanded_noise(shape):
     assert torch.equal(shared[2], alone[2])
 
 
-def test_the_peak_is_the_largest_magnitude_of_each_point():
+def test_peaks_are_largest_magnitudes_by_point():
     x = torch.tensor([[[1.0, -3.0]], [[2.0, 0.5]]])
     assert peak(x).tolist() == [[[3.0]], [[2.0]]]
     assert math.isnan(peak(torch.tensor([[1.0, math.nan]])))
