@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from nlbench.probes.graph.channel_graph import counted_lengths, walked_length
-from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.graph.graph_observation import channel_graph
 
 
 class MetaParameters(TorchFunctionMode):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import nlbench
 from nlbench.introspection.precision import exact_arithmetic
-from nlbench.probes.sites.observation import observe_sites
+from nlbench.probes.sites.sites_observation import observe_sites
 
 MEASURES = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
 

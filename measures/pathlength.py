@@ -11,7 +11,7 @@ from nlbench.errors import Undefined
 from nlbench.measure import Measure, Result, Value
 from nlbench.options import Option, OptionValue
 from nlbench.probes.graph.channel_graph import ChannelGraph, counted_lengths, walked_length
-from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.graph.graph_observation import channel_graph
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -18,7 +18,7 @@ from nlbench.measure.left_out import merge_all_but_one
 from nlbench.measure.replicates import combine, without_each_group
 from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option
-from nlbench.probes.replacement.probe import DEGREES, UNFITTED
+from nlbench.probes.replacement.replacement_probe import DEGREES, UNFITTED
 
 from .accuracy import IGNORED_LABEL, class_labels
 

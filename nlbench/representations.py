@@ -329,8 +329,8 @@ def _features(
 ) -> tuple[dict[str, Tensor], NDArray[np.int64]]:
     """Observe the outputs of all places on the same rows; return them and the rows' groups."""
     from nlbench.introspection.distinct_rows import DistinctRows
-    from nlbench.probes.sites.observation import observe_sites
     from nlbench.probes.sites.site import SiteBatch
+    from nlbench.probes.sites.sites_observation import observe_sites
 
     inputs = subject.inputs[:MAX_ROWS]
     chosen = {name: options[name] for name in ("of", "skip", "reduction", "select", "attention")}

@@ -228,7 +228,7 @@ def _command_rows(context: typer.Context) -> list[dict[str, str]]:
 def _site_rows(model: str | None, data: str, of: str, settings: list[str]) -> list[dict[str, Any]]:
     if model is None:
         raise RequestError("list sites: specify a model with --model")
-    from nlbench.probes.sites.observation import list_sites
+    from nlbench.probes.sites.sites_observation import list_sites
     from nlbench.subjects.load import bind_arguments, model_source
     from nlbench.subjects.model import default_data
     from nlbench.subjects.spec import SubjectSpec

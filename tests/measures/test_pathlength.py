@@ -11,7 +11,7 @@ import nlbench
 from nlbench.errors import RequestError
 from nlbench.measures.pathlength import PathLength, average_path_length
 from nlbench.models.sparsified.sparsification import randomize, snap, sparsify
-from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.graph.graph_observation import channel_graph
 
 
 def network():

@@ -12,7 +12,7 @@ from torch import nn
 import nlbench
 from nlbench.evaluation import SEED
 from nlbench.measures.substitution import divergence, loss_change
-from nlbench.probes.replacement import observation
+from nlbench.probes.replacement import replacement_observation as observation
 from nlbench.subjects.samples import sample_order
 
 GENERATOR = torch.Generator().manual_seed(0)

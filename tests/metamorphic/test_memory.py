@@ -158,7 +158,7 @@ class Counting(Plain):
 
 
 @pytest.mark.parametrize("kind", [Training, Counting])
-def test_a_network_that_changes_from_call_to_call_has_a_remark(kind):
+def test_changes_from_call_to_call_have_a_remark(kind):
     results = _results(kind())
     for name in MEASURES:
         assert "changes from call to call" in results[name].reason, name

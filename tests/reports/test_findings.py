@@ -117,9 +117,7 @@ def test_measures_that_disagree_say_why(conftest, monkeypatch):
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.25, "0.2500"), (math.nan, None)])
-def test_single_networks_are_placed_among_references(
-    conftest, monkeypatch, value, text
-):
+def test_single_networks_are_placed_among_references(conftest, monkeypatch, value, text):
     entry = {"version": "1", "options": {}, "values": {f"n{i}": i / 10 for i in range(5)}}
     monkeypatch.setattr(population, "_load", lambda: {"absdev": entry})
     subject = ("n", "init", "d", 0)

@@ -163,9 +163,7 @@ def test_seeds_make_one_row_with_an_interval(conftest) -> None:
 
 
 @pytest.mark.parametrize(("status", "kept"), [("undefined", True), ("failed", False)])
-def test_seeds_without_a_number_are_reported(
-    conftest, status, kept
-) -> None:
+def test_seeds_without_a_number_are_reported(conftest, status, kept) -> None:
     rows = conftest.cell_rows(("a", "init", "d", 0), "m", {"p": 2.0})
     rows += conftest.missing_row(("a", "init", "d", 1), "m", status, "no luck")
     (row,) = leaderboard(scores_of(conftest.frame(rows)), {"m": MORE})

@@ -13,7 +13,7 @@ import torch
 import torchvision
 from torch.overrides import TorchFunctionMode
 
-from nlbench.probes.sites.observation import list_sites
+from nlbench.probes.sites.sites_observation import list_sites
 
 RECORDED = Path(__file__).with_suffix(".txt")
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from nlbench.lazy import lazy_imports
 
-from .probe import FUNCTION as FUNCTION
+from .function_probe import FUNCTION as FUNCTION
 
 if TYPE_CHECKING:
     # Runs are planned without PyTorch, which these modules import.
     from .derivatives import directional_derivative as directional_derivative
     from .derivatives import input_gradient as input_gradient
-    from .observation import FunctionBatch as FunctionBatch
-    from .observation import observe_function as observe_function
+    from .function_observation import FunctionBatch as FunctionBatch
+    from .function_observation import observe_function as observe_function
 
 __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nlbench.lazy import lazy_imports
 
-from .probe import GRAPH as GRAPH
+from .graph_probe import GRAPH as GRAPH
 
 if TYPE_CHECKING:
     # Runs are planned without PyTorch, which these modules import.

@@ -45,7 +45,7 @@ def unit_activity(
 
     Examples
     --------
-    >>> from nlbench.probes.graph.observation import channel_graph
+    >>> from nlbench.probes.graph.graph_observation import channel_graph
     >>> samples = torch.tensor([[1.0, -1.0], [1.0, 1.0]])
     >>> unit_activity(nn.ReLU(), channel_graph(nn.ReLU(), samples), [samples])["relu"].tolist()
     [0.0, 0.5]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from nlbench.lazy import lazy_imports
 
-from .probe import LINES as LINES
+from .lines_probe import LINES as LINES
 
 if TYPE_CHECKING:
     # Imported lazily, since planning a run does not require PyTorch.

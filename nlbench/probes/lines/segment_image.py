@@ -9,8 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from nlbench.probes.sites.observation import observe_sites, refuse_undefined
 from nlbench.probes.sites.site import SiteBatch
+from nlbench.probes.sites.sites_observation import observe_sites, refuse_undefined
 
 from .segments import Segment, points_at
 

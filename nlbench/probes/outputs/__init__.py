@@ -1,5 +1,5 @@
 """The probe `outputs`: a network's outputs with the samples' labels."""
 
-from .probe import OUTPUTS, OutputBatch
+from .outputs_probe import OUTPUTS, OutputBatch
 
 __all__ = ["OUTPUTS", "OutputBatch"]

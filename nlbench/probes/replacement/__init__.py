@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from nlbench.lazy import lazy_imports
 
-from .probe import REPLACEMENT as REPLACEMENT
-from .probe import UNFITTED as UNFITTED
+from .replacement_probe import REPLACEMENT as REPLACEMENT
+from .replacement_probe import UNFITTED as UNFITTED
 
 if TYPE_CHECKING:
     # Runs are planned without PyTorch, which these modules import.
@@ -16,6 +16,6 @@ if TYPE_CHECKING:
     from .fits import AffineMap as AffineMap
     from .interception import CallInterception as CallInterception
     from .interception import ReplaceableCall as ReplaceableCall
-    from .observation import ReplacedOutputs as ReplacedOutputs
+    from .replacement_observation import ReplacedOutputs as ReplacedOutputs
 
 __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -11,9 +11,9 @@ from nlbench.introspection.model_state import refuse_unobservable
 from nlbench.introspection.module_stack import CallId
 from nlbench.introspection.wrappers import through_wrappers
 from nlbench.probes.sites.modules import find_places
-from nlbench.probes.sites.observation import observe_sites
 from nlbench.probes.sites.select import Selection
 from nlbench.probes.sites.site import SiteBatch
+from nlbench.probes.sites.sites_observation import observe_sites
 
 from .interception import ReplaceableCall
 
@@ -42,7 +42,7 @@ def find_calls(
     select : str
         See `nlbench.probes.sites.select.Selection.parse`.
     on_unseen, on_undefined : callable
-        See `nlbench.probes.sites.observation.observe_sites`.
+        See `nlbench.probes.sites.sites_observation.observe_sites`.
 
     Returns
     -------
@@ -52,7 +52,7 @@ def find_calls(
     Raises
     ------
     nlbench.RequestError, nlbench.Undefined
-        See `nlbench.probes.sites.observation.observe_sites`.
+        See `nlbench.probes.sites.sites_observation.observe_sites`.
 
     Examples
     --------

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from nlbench.lazy import lazy_imports
 
-from .probe import SITES as SITES
 from .site import Site as Site
 from .site import SiteBatch as SiteBatch
+from .sites_probe import SITES as SITES
 
 if TYPE_CHECKING:
     # Planning a run must not import PyTorch, which observing requires.
-    from .observation import list_sites as list_sites
-    from .observation import observe_sites as observe_sites
-    from .observation import refuse_undefined as refuse_undefined
+    from .sites_observation import list_sites as list_sites
+    from .sites_observation import observe_sites as observe_sites
+    from .sites_observation import refuse_undefined as refuse_undefined
 
 __getattr__, __dir__, __all__ = lazy_imports(__name__)

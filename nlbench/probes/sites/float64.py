@@ -19,8 +19,8 @@ from nlbench.introspection.model_copy import double_copy, tensors_of
 from nlbench.introspection.precision import float32_precision
 from nlbench.introspection.random_state import preserve_rng_state, rng_state
 
-from .observation import observe_sites
 from .site import SiteBatch
+from .sites_observation import observe_sites
 
 # Square root of noise variance divided by variance, each summed over the columns of a side. This
 # bounds the change in affinity, the most sensitive measure.

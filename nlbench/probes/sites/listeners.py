@@ -19,13 +19,13 @@ from nlbench.probes.probe import NothingObserved
 
 from .float64 import Float64Comparison, compare_with_float64
 from .intercept import GATED_UNITS
-from .observation import channel_note, observe_sites
 from .places_and_rows import RowPolicy
-from .probe import COMPARED_SAMPLES
 from .reduce import Function, UnreducedResults
 from .rows import draw_rows
 from .shared import SharedAccess, SharedBatch
 from .site import Site, SiteBatch
+from .sites_observation import channel_note, observe_sites
+from .sites_probe import COMPARED_SAMPLES
 
 QUEUE_BYTES = 2**28
 """Maximum size in bytes of the observations queued for the measures."""

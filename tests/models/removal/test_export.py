@@ -145,7 +145,7 @@ def test_span_from_block_0_unties_the_head(tmp_path):
         torch.testing.assert_close(loaded(TOKENS).logits, network(TOKENS), rtol=1e-4, atol=1e-5)
 
 
-def test_fold_of_gpt2_keeps_the_layout_of_its_weights():
+def test_folds_of_gpt2_keep_the_weights_layout():
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=300, n_embd=16, n_layer=4, n_head=2)
     model = with_logits(transformers.GPT2LMHeadModel(config).eval())

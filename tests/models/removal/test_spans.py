@@ -96,7 +96,7 @@ def test_fit_without_penalty_is_least_squares(has_bias):
     assert fitted.rows_per_coefficient == 1200 / (4 + has_bias)
 
 
-def test_first_position_is_in_the_fit_but_not_in_the_score():
+def test_first_positions_are_fitted_but_not_scored():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(20, 60, 24, generator=generator)
     y = x + 0.5 * x.relu()
@@ -144,7 +144,7 @@ def test_norm_after_the_stream_refuses_fold():
         evaluation.network(result, "fold")
 
 
-def test_map_that_costs_more_than_skipping_is_not_chosen():
+def test_maps_worse_than_skipping_are_not_chosen():
     _, result = judged(decoder(), "1-2")
     worse = dict(result.costs) | {"affine": type(result.costs["skip"])(math.inf, 0.0)}
     assert type(result)(result.span, result.maps, worse).choose("affine") == "skip"

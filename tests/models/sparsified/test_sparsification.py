@@ -27,7 +27,7 @@ from nlbench.models.sparsified.sparsification import (
     snap,
     sparsify,
 )
-from nlbench.probes.sites.observation import list_sites
+from nlbench.probes.sites.sites_observation import list_sites
 
 
 def slopes(model):

@@ -19,9 +19,9 @@ from nlbench.models.sparsified.sparsification import (
     randomize,
     sparsify,
 )
-from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.graph.graph_observation import channel_graph
 from nlbench.probes.lines import trace_segment
-from nlbench.probes.sites.observation import list_sites
+from nlbench.probes.sites.sites_observation import list_sites
 from nlbench.subjects.load import apply_transform, load_subject
 from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.weights import read_metadata, save_weights

@@ -517,9 +517,7 @@ def test_free_workers_take_probes_of_started_subjects(plugin, monkeypatch):
 
 
 @pytest.mark.parametrize("is_unloadable", [True, False])
-def test_failing_subjects_are_loaded_once(
-    plugin, monkeypatch, is_unloadable
-):
+def test_failing_subjects_are_loaded_once(plugin, monkeypatch, is_unloadable):
     units, taken = three_probes_of_two_subjects(), []
 
     def measure(unit, is_wanted):

@@ -109,9 +109,7 @@ def test_killed_worker_of_two_fails_one_cell(plugin, forked, tmp_path):
     assert nlbench.load_run(tmp_path / "run").manifest["cells"] == {"failed": 1, "ok": 5}
 
 
-def test_subjects_that_never_load_fail_their_cells(
-    plugin, forked, fast_while_hanging, tmp_path
-):
+def test_subjects_that_never_load_fail_their_cells(plugin, forked, fast_while_hanging, tmp_path):
     wanted = request("plain,r2", "endless,mini")
     status = statuses(run(wanted, tmp_path / "run", execution=ExecutionOptions(timeout=100.0)))
     reason = "loading the subject took longer than 100 s"

@@ -7,8 +7,8 @@ from torch import nn
 from nlbench.errors import Undefined
 from nlbench.introspection.axes import Layouts
 from nlbench.introspection.function_calls import FunctionCall
-from nlbench.probes.sites.observation import list_sites, observe_sites
 from nlbench.probes.sites.reduce import reduce_site
+from nlbench.probes.sites.sites_observation import list_sites, observe_sites
 
 
 def test_spatial_keeps_the_channels_wherever_they_are():

@@ -14,9 +14,9 @@ from nlbench.introspection.exclusive import measurement_thread, one_measurement
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.precision import exact_arithmetic, exact_by_default
 from nlbench.introspection.process_state import restored_process_state
-from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.graph.graph_observation import channel_graph
 from nlbench.probes.lines import trace_segment
-from nlbench.probes.sites.observation import list_sites
+from nlbench.probes.sites.sites_observation import list_sites
 
 X = torch.linspace(-1, 1, 32).reshape(8, 4)
 

@@ -16,8 +16,8 @@ from nlbench.introspection.model_state import (
     refuse_unobservable,
 )
 from nlbench.probes.function import observe_function
-from nlbench.probes.graph.observation import channel_graph
-from nlbench.probes.sites.observation import list_sites, observe_sites
+from nlbench.probes.graph.graph_observation import channel_graph
+from nlbench.probes.sites.sites_observation import list_sites, observe_sites
 
 
 def state_of(model):

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from nlbench.probes.graph.activity import unit_activity
-from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.graph.graph_observation import channel_graph
 from nlbench.probes.lines import trace_segment
-from nlbench.probes.sites.observation import list_sites
+from nlbench.probes.sites.sites_observation import list_sites
 
 
 class Own(nn.Module):

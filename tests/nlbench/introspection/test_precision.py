@@ -20,10 +20,10 @@ from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import vanilla
 from nlbench.probes.function import observe_function
 from nlbench.probes.graph.activity import unit_activity
-from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.graph.graph_observation import channel_graph
 from nlbench.probes.lines import estimate_segment, plane, trace_segment, trace_segments
 from nlbench.probes.lines.quadrature import integrate_along
-from nlbench.probes.sites.observation import observe_sites
+from nlbench.probes.sites.sites_observation import observe_sites
 from nlbench.subjects.data import Dataset
 
 OPERATIONS = [

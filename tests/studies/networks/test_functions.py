@@ -7,7 +7,7 @@ from torch import nn
 import nlbench
 from nlbench import registry
 from nlbench.errors import RequestError
-from nlbench.probes.sites.observation import list_sites
+from nlbench.probes.sites.sites_observation import list_sites
 from nlbench.studies.networks.functions import ACTIVATIONS
 
 

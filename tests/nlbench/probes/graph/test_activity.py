@@ -11,7 +11,7 @@ from nlbench.models.networks.vgg import VGG
 from nlbench.probes import ProbePass, Resources
 from nlbench.probes.graph import GRAPH
 from nlbench.probes.graph.activity import unit_activity
-from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.graph.graph_observation import channel_graph
 from nlbench.subjects.subject import Subject
 
 

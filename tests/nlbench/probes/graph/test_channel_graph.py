@@ -25,7 +25,7 @@ from nlbench.probes.graph.channel_graph import (
     varies,
     walked_length,
 )
-from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.graph.graph_observation import channel_graph
 
 
 class Drawn(nn.Module):

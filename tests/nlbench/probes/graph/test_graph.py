@@ -7,8 +7,8 @@ from torch import nn
 
 from nlbench.errors import RequestError, Undefined, UnsupportedOperation
 from nlbench.probes.graph.channel_graph import counted_lengths, walked_length
-from nlbench.probes.graph.observation import channel_graph
-from nlbench.probes.sites.observation import list_sites
+from nlbench.probes.graph.graph_observation import channel_graph
+from nlbench.probes.sites.sites_observation import list_sites
 
 
 class Calls(nn.Module):

@@ -10,7 +10,7 @@ import torchvision
 from torch.overrides import TorchFunctionMode
 
 from nlbench.probes.graph.channel_graph import counted_lengths, walked_length
-from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.graph.graph_observation import channel_graph
 
 
 class WithoutWeights(TorchFunctionMode):

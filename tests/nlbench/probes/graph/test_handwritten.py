@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import nlbench
-from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.graph.graph_observation import channel_graph
 
 
 class NewGELU(nn.Module):

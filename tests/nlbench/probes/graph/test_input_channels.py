@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.graph.graph_observation import channel_graph
 
 
 class After(nn.Module):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.probes.graph.channel_graph import counted_lengths, walked_length
-from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.graph.graph_observation import channel_graph
 
 
 class Numbers:

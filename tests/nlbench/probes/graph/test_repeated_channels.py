@@ -8,7 +8,7 @@ from torch import nn
 from nlbench.errors import UnsupportedOperation
 from nlbench.measures.pathlength import average_path_length
 from nlbench.probes.graph.channel_graph import counted_lengths
-from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.graph.graph_observation import channel_graph
 
 
 class Calls(nn.Module):

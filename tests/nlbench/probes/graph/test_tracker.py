@@ -7,7 +7,7 @@ from torch import nn
 import nlbench
 from nlbench.errors import Undefined, UnsupportedOperation
 from nlbench.probes.graph.channel_graph import counted_lengths, walked_length
-from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.graph.graph_observation import channel_graph
 
 
 class Calls(nn.Module):

@@ -20,7 +20,7 @@ from nlbench.probes.lines import (
     trace_segment,
     trace_segments,
 )
-from nlbench.probes.lines.probe import LINES
+from nlbench.probes.lines.lines_probe import LINES
 
 from segments import Functional, assert_exact, mlp, networks, on_segment, small_residual
 

@@ -98,9 +98,7 @@ def test_settings_out_of_range_are_refused():
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(2, 9), st.floats(1, 6), st.integers(2, 6), st.integers(2, 6), st.integers(0, 99))
-def test_open_paths_join_translations_of_the_image(
-    anchors, radius, height, width, seed
-):
+def test_open_paths_join_translations_of_the_image(anchors, radius, height, width, seed):
     images = torch.rand(2, 3, height, width)
     paths = open_paths(images, anchors, radius, seed)
     assert paths.shape == (2, anchors + 1, 3, height, width)

@@ -99,7 +99,7 @@ def test_a_smooth_network_is_refused_by_its_operation():
         plane(mlp(0, nn.Tanh), torch.randn(3, 3), size=4)
 
 
-def test_a_plane_of_an_affine_network_has_no_boundaries():
+def test_planes_of_affine_networks_have_no_boundaries():
     drawn = plane(nn.Linear(2, 3), torch.randn(3, 2), size=(4, 3))
     assert drawn.boundaries().tolist() == [[0] * 4] * 3
     assert drawn.outputs.shape == (3, 4, 3)

@@ -12,7 +12,7 @@ import nlbench
 from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.probes.replacement.fits import AffineFit
 from nlbench.probes.replacement.polynomials import PolynomialFit, legendre
-from nlbench.probes.replacement.probe import parse_maps
+from nlbench.probes.replacement.replacement_probe import parse_maps
 
 
 class Function(nn.Module):

@@ -7,7 +7,7 @@ from torch import nn
 
 from nlbench.introspection.axes import softmax_axis
 from nlbench.introspection.function_calls import FunctionCall
-from nlbench.probes.sites.observation import list_sites, observe_sites
+from nlbench.probes.sites.sites_observation import list_sites, observe_sites
 
 
 class Attention(nn.Module):

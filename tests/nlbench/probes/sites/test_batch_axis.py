@@ -4,7 +4,7 @@ import torch.nn.functional as F
 import torchvision
 from torch import nn
 
-from nlbench.probes.sites.observation import list_sites, observe_sites
+from nlbench.probes.sites.sites_observation import list_sites, observe_sites
 
 
 class Given(nn.Module):

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nlbench.probes.sites.observation import list_sites, observe_sites
+from nlbench.probes.sites.sites_observation import list_sites, observe_sites
 
 
 class Written(nn.Module):

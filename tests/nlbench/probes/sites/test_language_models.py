@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import nlbench
-from nlbench.probes.sites.observation import observe_sites
 from nlbench.probes.sites.site import SiteBatch
+from nlbench.probes.sites.sites_observation import observe_sites
 
 IDS = torch.randint(1, 64, (2, 16), generator=torch.Generator().manual_seed(0))
 SIZES = {

@@ -6,7 +6,7 @@ from torch import nn
 from nlbench.errors import Undefined
 from nlbench.introspection import memory
 from nlbench.introspection.memory import bytes_per_sample
-from nlbench.probes.sites.observation import observe_sites
+from nlbench.probes.sites.sites_observation import observe_sites
 
 OUT_OF_MEMORY = {
     "of a GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),

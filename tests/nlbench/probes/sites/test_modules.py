@@ -11,7 +11,7 @@ import nlbench
 from nlbench.introspection.module_stack import CallId, ModuleCall
 from nlbench.models.networks.transformer import TransformerTiny
 from nlbench.probes.sites.modules import ModulePlace, find_places
-from nlbench.probes.sites.observation import observe_sites
+from nlbench.probes.sites.sites_observation import observe_sites
 
 IDS = torch.randint(5, 60, (2, 12), generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))

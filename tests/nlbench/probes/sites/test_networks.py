@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nlbench.introspection.attention import without_fast_path
-from nlbench.probes.sites.observation import channel_note, list_sites, observe_sites
+from nlbench.probes.sites.sites_observation import channel_note, list_sites, observe_sites
 
 KERNELS = {
     "celu", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish",

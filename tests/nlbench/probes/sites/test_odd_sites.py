@@ -6,7 +6,7 @@ from torch import nn
 
 import nlbench
 from nlbench.errors import RequestError
-from nlbench.probes.sites.observation import observe_sites
+from nlbench.probes.sites.sites_observation import observe_sites
 
 
 def seeded(kind):

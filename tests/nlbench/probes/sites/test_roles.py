@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 from torchvision.ops import SqueezeExcitation
 
-from nlbench.probes.sites.observation import list_sites, observe_sites
+from nlbench.probes.sites.sites_observation import list_sites, observe_sites
 
 
 class Model(nn.Module):

@@ -8,7 +8,7 @@ import torchvision
 from torch import nn
 
 from nlbench.introspection.operations import named_modules
-from nlbench.probes.sites.observation import channel_note, list_sites, observe_sites
+from nlbench.probes.sites.sites_observation import channel_note, list_sites, observe_sites
 
 
 def looks_of(model, *batches, **options):

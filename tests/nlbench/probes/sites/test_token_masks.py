@@ -4,7 +4,7 @@ from torch import nn
 
 from nlbench.errors import UnsupportedOperation
 from nlbench.models.networks.transformer import TransformerTiny
-from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.graph.graph_observation import channel_graph
 
 TOKENS = torch.randint(1, 20, (1, 5), generator=torch.Generator().manual_seed(0))
 

@@ -7,7 +7,7 @@ import torchvision
 from torch import nn
 
 import nlbench
-from nlbench.probes.sites.observation import observe_sites
+from nlbench.probes.sites.sites_observation import observe_sites
 
 
 class Inline(nn.Module):

@@ -13,7 +13,7 @@ from nlbench.introspection.model_copy import double_copy
 from nlbench.models.sparsified.sparsification import sparsify
 from nlbench.probes.lines.recording.agreement import agree, is_same
 from nlbench.probes.lines.recording.program import run_program
-from nlbench.probes.sites.observation import list_sites
+from nlbench.probes.sites.sites_observation import list_sites
 
 CONV = {"c": nn.Conv2d(3, 4, 3)}
 

@@ -19,7 +19,7 @@ class Lines(LazyProbe):
     name = "lines"
     needs_function = True
     description = "the network restricted to straight segments in input space"
-    home = "nlbench.probes.lines.observation"
+    home = "nlbench.probes.lines.lines_observation"
     options: ClassVar[Mapping[str, Option]] = {
         "paths": Option(
             "closed",

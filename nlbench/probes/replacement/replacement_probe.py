@@ -67,7 +67,7 @@ class Replacements(LazyProbe):
 
     name = "replacement"
     description = "the network's outputs with one place replaced by a fitted affine map"
-    home = "nlbench.probes.replacement.observation"
+    home = "nlbench.probes.replacement.replacement_observation"
     follows: ClassVar[Mapping[str, str]] = {"of": "sites.of", "select": "sites.select"}
     options: ClassVar[Mapping[str, Option]] = {
         "batch": Option(128, "samples per batch", minimum=2, maximum=1e9),

@@ -15,7 +15,7 @@ class Graph(LazyProbe):
     name = "graph"
     runs_samples = False
     description = "the channel graph from input to output"
-    home = "nlbench.probes.graph.observation"
+    home = "nlbench.probes.graph.graph_observation"
     options: ClassVar[Mapping[str, Option]] = {
         "batch": Option(
             64, "samples per batch, for measures that run samples", minimum=1, maximum=1e9

@@ -16,8 +16,8 @@ from nlbench.serialization.hashing import tensor_hash
 
 from .api import segment_ends, trace_or_integrate, with_positions
 from .drawing import MAX_SEGMENTS, drawing_of
+from .lines_probe import LINES, is_channels_last
 from .paths import closed_paths, direction_paths, noise_paths, open_paths, pair_paths
-from .probe import LINES, is_channels_last
 from .segment_image import SegmentImage
 from .trace import SegmentEstimate, TracedSegment
 

@@ -30,7 +30,7 @@ from .fits import AffineFit, rows_of
 from .interception import CallInterception, ReplaceableCall, first_tensor
 from .polynomials import PolynomialMap
 from .prefix import Replacement, SharedPrefix
-from .probe import POLYNOMIAL_DEGREES, UNFITTED, parse_maps
+from .replacement_probe import POLYNOMIAL_DEGREES, UNFITTED, parse_maps
 
 __all__ = ["ReplacedOutputs", "fit_places", "maps_of", "observe"]
 

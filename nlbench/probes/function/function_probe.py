@@ -15,7 +15,7 @@ class Function(LazyProbe):
     name = "function"
     needs_function = True
     description = "the network as a plain differentiable function of its input"
-    home = "nlbench.probes.function.observation"
+    home = "nlbench.probes.function.function_observation"
     options: ClassVar[Mapping[str, Option]] = {
         "batch": Option(128, "samples per batch", minimum=1, maximum=1e9)
     }
