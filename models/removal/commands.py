@@ -75,8 +75,8 @@ Judged = Annotated[
 Export = Annotated[
     str | None,
     typer.Option(
-        help="New folder for the network without the spans, which transformers loads without "
-        "nlbench."
+        help="New folder for the network that is left, without nlbench: for transformers after "
+        "the removal of spans, otherwise for torch.export.load."
     ),
 ]
 Curve = Annotated[
@@ -166,6 +166,8 @@ def remove(
 
     from .criteria import check_criterion
     from .curve import CALL_WEIGHTS, area_under
+    from .export import export_program
+    from .folding import fold_activations
     from .removal import run_removal
     from .span_removal import remove_spans
     from .span_report import export_spans, show_spans
@@ -182,8 +184,6 @@ def remove(
     if map_name not in SPAN_MAPS:
         raise RequestError(f"--map: '{map_name}', expected {', '.join(SPAN_MAPS)}")
     if export is not None:
-        if not is_span:
-            raise RequestError("--export takes spans of blocks: add --of spans:L or --span A-B")
         check_unused(parse_folder(export, "--export"), "--export")
     command = command_line()
     share = share if keep_relus is None else "positions"
@@ -241,6 +241,13 @@ def remove(
             compute_curve=curve,
             keep_relus=keep_relus,
         )
+        exported_network = None
+        if export is not None:
+            inputs = test.inputs[:8].to(torch_device)
+            network, folded, maps = fold_activations(result.network, inputs)
+            export_program(network, parse_folder(export, "--export"), inputs)
+            folded_maps = f"{folded} of {maps} maps folded into the layers before them"
+            exported_network = f"{export} ({folded_maps}; reloaded by PyTorch alone)"
     # Another process may have written its result in the meantime.
     folder = _output_folder(out, model)
     make_folder(folder)
@@ -274,6 +281,8 @@ def remove(
     print(f"curve    {folder / 'curve.csv'}")
     positions = f"{result.remaining_positions:,} of {result.positions:,} positions"
     print(f"network  {checkpoint} ({kept} and {positions} remain)")
+    if exported_network is not None:
+        print(f"export   {exported_network}")
 
 
 def _output_folder(out: str | None, model: str) -> Path:

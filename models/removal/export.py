@@ -1,4 +1,4 @@
-"""Export of decoders whose blocks were removed, as folders that transformers loads alone."""
+"""Export of networks with calls or blocks removed, for transformers or PyTorch alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import RequestError, first_line
 from nlbench.models.networks.hugging_face import quiet
+from nlbench.subjects.weights import save_weights
 
 from .spans import pretrained_model
 
@@ -123,30 +126,44 @@ def export_decoder(
     dtype = str(settings.get("dtype") or settings.get("torch_dtype") or "float32")
     plain = _rebuild(model, getattr(torch, dtype))
     tokens = tokens[:2, :32].cpu()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if folder.exists() and any(folder.iterdir()):
-        raise RequestError(f"--export: {folder} exists and isn't empty")
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
-        part = Path(temporary, "model")
+    with torch.no_grad():
+        logits = plain(tokens).logits
+        full = _rebuild(model, torch.float32)(tokens).logits
+    with new_folder(folder) as part, tempfile.TemporaryDirectory() as temporary:
         with quiet():
             plain.save_pretrained(part)
         missing = _copy_files(source, part)
         for file in part.iterdir():
             file.chmod(0o644)
-        with torch.no_grad():
-            logits = plain(tokens).logits
-            full = _rebuild(model, torch.float32)(tokens).logits
         reference = {"tokens": tokens, "logits": logits, "threads": torch.get_num_threads()}
         torch.save(reference, Path(temporary, "reference.pt"))
-        facts = _reload(part, Path(temporary, "reference.pt"))
+        facts = _reload(_RELOAD, part, Path(temporary, "reference.pt"))
         tolerance = max(RELOAD_TOLERANCE, torch.finfo(plain.dtype).eps)
         _check(facts, float(logits.abs().max()), tolerance)
-        if folder.exists():
-            folder.rmdir()
-        part.rename(folder)
     return ExportReport(
         dtype, float((logits - full).abs().max()), facts["difference"], missing, facts["agrees"]
     )
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that gets its name at the end, unless an error occurs.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the folder exists and isn't empty.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.exists() and any(folder.iterdir()):
+        raise RequestError(f"--export: {folder} exists and isn't empty")
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+        part = Path(temporary, "part")
+        part.mkdir()
+        yield part
+        if folder.exists():
+            folder.rmdir()
+        part.rename(folder)
 
 
 def _rebuild(model: Any, dtype: torch.dtype) -> Any:
@@ -180,10 +197,10 @@ def _copy_files(source: Path | None, part: Path) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def _reload(folder: Path, reference: Path) -> dict[str, Any]:
-    """Load the folder in a process without nlbench, and return what it observes."""
+def _reload(script: str, path: Path, reference: Path) -> dict[str, Any]:
+    """Run a script on an export in a process without nlbench, and return its facts."""
     process = subprocess.run(
-        [sys.executable, "-c", _RELOAD, str(folder), str(reference)],
+        [sys.executable, "-c", script, str(path), str(reference)],
         capture_output=True,
         text=True,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
@@ -191,7 +208,7 @@ def _reload(folder: Path, reference: Path) -> dict[str, Any]:
     )
     if process.returncode:
         lines = process.stderr.strip().splitlines() or ["no message"]
-        raise RequestError(f"--export: transformers can't use the folder: {lines[-1]}")
+        raise RequestError(f"--export: another process can't load the network: {lines[-1]}")
     facts: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
     return facts
 
@@ -215,3 +232,61 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RequestError(f"{path}: {first_line(error)}") from error
     return dict(content)
+
+
+_LOAD_PROGRAM = """
+import json, sys
+sys.modules["nlbench"] = None
+import torch
+program, reference = sys.argv[1:]
+saved = torch.load(reference)
+torch.set_num_threads(saved["threads"])
+with torch.no_grad():
+    output = torch.export.load(program).module()(saved["inputs"])
+print(json.dumps({"difference": float((output - saved["outputs"]).abs().max())}))
+"""
+
+
+def export_program(network: nn.Module, folder: Path, inputs: Tensor) -> float:
+    """Write a network to a new folder, as a program and a state dict that PyTorch loads alone.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        In evaluation mode.
+    folder : Path
+        For ``network.pt2``, which `torch.export.load` reads and which takes batches of any size,
+        and ``network.safetensors``. It appears only when another process has loaded the program.
+    inputs : tensor of shape (n, ...)
+
+    Returns
+    -------
+    float
+        Largest difference of outputs between this process and the other one.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If `torch.export` can't trace the network, or the other process can't load it.
+    """
+    network, inputs = network.cpu(), inputs[:3].cpu()
+    shapes = ({0: torch.export.Dim("batch")},)
+    try:
+        program = torch.export.export(network, (inputs[:2].clone(),), dynamic_shapes=shapes)
+    except Exception as error:
+        # torch.export raises errors of many types.
+        raise RequestError(f"--export: torch.export: {first_line(error)}") from error
+    with torch.no_grad():
+        outputs = network(inputs.clone())
+    with new_folder(folder) as part:
+        torch.export.save(program, part / "network.pt2")
+        save_weights(part / "network.safetensors", network, {})
+        reference = {"inputs": inputs, "outputs": outputs, "threads": torch.get_num_threads()}
+        with tempfile.TemporaryDirectory() as temporary:
+            torch.save(reference, Path(temporary, "reference.pt"))
+            facts = _reload(_LOAD_PROGRAM, part / "network.pt2", Path(temporary, "reference.pt"))
+        if not facts["difference"] <= RELOAD_TOLERANCE * float(outputs.abs().max()):
+            raise RequestError(
+                f"--export: outputs of the reloaded program differ by {facts['difference']:.2g}"
+            )
+    return float(facts["difference"])

@@ -44,7 +44,7 @@ BATCH = 4
 
 
 @dataclass(frozen=True)
-class Moments:
+class StreamSums:
     """Sums over rows of regressors u (n, p), targets t (n, k) and outputs y (n, k), in float64."""
 
     n: int
@@ -57,16 +57,16 @@ class Moments:
     yy: Tensor
 
     @classmethod
-    def of(cls, u: Tensor, t: Tensor, y: Tensor) -> Moments:
+    def of(cls, u: Tensor, t: Tensor, y: Tensor) -> StreamSums:
         """Compute the sums of some rows."""
         u, t, y = (rows.double() for rows in (u, t, y))
         squares = t.square().sum(), y.square().sum()
         return cls(len(u), u.sum(0), t.sum(0), y.sum(0), u.T @ u, u.T @ t, *squares)
 
-    def plus(self, other: Moments) -> Moments:
+    def plus(self, other: StreamSums) -> StreamSums:
         """Return the sums of both sets of rows."""
         names = (field.name for field in fields(self))
-        return Moments(*(getattr(self, name) + getattr(other, name) for name in names))
+        return StreamSums(*(getattr(self, name) + getattr(other, name) for name in names))
 
     def squared_errors(self, weight: Tensor, bias: Tensor) -> float:
         """Return the sum of ‖t - u weight - bias‖²."""
@@ -136,7 +136,7 @@ class StreamFit:
 
     def __init__(self, has_bias: bool) -> None:
         self._has_bias, self._samples = has_bias, 0
-        self._parts: dict[tuple[int, bool], Moments] = {}
+        self._parts: dict[tuple[int, bool], StreamSums] = {}
 
     def add(self, u: Tensor, x: Tensor, y: Tensor) -> None:
         """Add tensors of shape (samples, positions, channels)."""
@@ -144,7 +144,7 @@ class StreamFit:
         for index in range(len(u)):
             fold = (self._samples + index) % 2
             for is_first, rows in ((True, slice(0, 1)), (False, slice(1, None))):
-                part = Moments.of(u[index, rows], change[index, rows], y[index, rows])
+                part = StreamSums.of(u[index, rows], change[index, rows], y[index, rows])
                 key = fold, is_first
                 self._parts[key] = self._parts[key].plus(part) if key in self._parts else part
         self._samples += len(u)
@@ -182,7 +182,7 @@ class StreamFit:
         ]
         return StreamMap(weight, bias, best, scores[0], scores[1], total.n)
 
-    def _covariances(self, sums: Moments) -> tuple[Tensor, Tensor]:
+    def _covariances(self, sums: StreamSums) -> tuple[Tensor, Tensor]:
         """Return mean products of u with u and t, about the means if there is a bias."""
         uu, ut = sums.uu / sums.n, sums.ut / sums.n
         if self._has_bias:
@@ -191,7 +191,7 @@ class StreamFit:
             ut = ut - torch.outer(mean, sums.t / sums.n)
         return uu, ut
 
-    def _with_bias(self, sums: Moments, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def _with_bias(self, sums: StreamSums, weight: Tensor) -> tuple[Tensor, Tensor]:
         bias = (sums.t - sums.u @ weight) / sums.n
         return weight, bias if self._has_bias else torch.zeros_like(bias)
 

@@ -111,7 +111,6 @@ def test_affine_map_is_not_exported(monkeypatch, source, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--export", "pruned"), "--export takes spans of blocks"),
         (("--span", "1-2", "--map", "linear"), "expected skip, fold, affine"),
         (("--span", "3-7"), "the network has model.layers.0..4"),
         (("--of", "spans:3", "--by", "depth", "--count", "2"), "1 spans leave no other"),
@@ -132,7 +131,10 @@ def test_two_spans_do_not_overlap(monkeypatch, source, tmp_path, capsys):
     assert [row["span"] for row in rows] == ["model.layers.3..4", "model.layers.1..2"]
 
 
-def test_span_from_block_0_unties_the_head(tmp_path):
+def test_span_from_block_0_unties_the_head(monkeypatch, tmp_path):
+    facts = {"missing": [], "unexpected": [], "difference": 0, "use_cache": True, "generates": True}
+    # Another process takes seconds; this one loads the folder below.
+    monkeypatch.setattr("nlbench.models.removal.export._reload", lambda *_: facts | {"agrees": 1})
     model = with_logits(tiny("Llama", **LLAMA))
     assert has_tied_head(model)
     network = shortened(model, "0-1", "fold")

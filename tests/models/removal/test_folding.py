@@ -1,0 +1,126 @@
+"""Maps of removed activations are folded where that is exact, and exported for PyTorch alone."""
+
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from nlbench.cli.app import main
+from nlbench.models.removal.export import export_program
+from nlbench.models.removal.folding import fold_activations
+from nlbench.models.removal.layers import AffineActivation
+
+IMAGES = torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(0))
+
+
+def affine(channels, axis=1):
+    layer = AffineActivation(channels, axis)
+    nn.init.uniform_(layer.weight, -2, 2)
+    nn.init.normal_(layer.bias)
+    return layer
+
+
+def trained_norm(channels):
+    norm = nn.BatchNorm2d(channels)
+    nn.init.normal_(norm.running_mean)
+    nn.init.uniform_(norm.running_var, 0.5, 2)
+    nn.init.normal_(norm.bias)
+    return norm
+
+
+def check(network, inputs, folded):
+    network = network.eval()
+    twin, *counts = fold_activations(network, inputs)
+    assert counts == [folded, sum(isinstance(m, AffineActivation) for m in network.modules())]
+    torch.testing.assert_close(twin(inputs), network(inputs), rtol=1e-5, atol=1e-5)
+    return twin
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("kernel", "padding", "stride", "groups", "mode"),
+    [
+        (1, 0, 1, 1, "zeros"),
+        (3, 1, 1, 3, "zeros"),
+        (5, 2, 2, 1, "reflect"),
+        (2, 1, 3, 1, "circular"),
+    ],
+)
+def test_map_after_a_convolution_folds(bias, kernel, padding, stride, groups, mode):
+    torch.manual_seed(0)
+    first = nn.Conv2d(3, 6, kernel, stride, padding, groups=groups, bias=bias, padding_mode=mode)
+    network = nn.Sequential(first, affine(6), nn.Conv2d(6, 2, 3, padding=1))
+    twin = check(network, IMAGES, folded=1)
+    assert not any(isinstance(module, AffineActivation) for module in twin.modules())
+
+
+def test_map_after_a_batch_norm_folds():
+    torch.manual_seed(0)
+    check(nn.Sequential(nn.Conv2d(3, 4, 3), trained_norm(4), affine(4)), IMAGES, folded=1)
+
+
+@pytest.mark.parametrize("axis", [2, -1])
+def test_map_after_a_linear_layer_folds(axis):
+    torch.manual_seed(0)
+    check(nn.Sequential(nn.Linear(9, 5), affine(5, axis)), IMAGES[:, 0], folded=1)
+
+
+class TwoReaders(nn.Module):
+    """Adds the convolution's output to that of the map."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.act = nn.Conv2d(3, 4, 3, bias=False), affine(4)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return y + self.act(y)
+
+
+class TwoCalls(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.act = nn.Conv2d(3, 3, 3, padding=1), affine(3)
+
+    def forward(self, x):
+        return self.conv(self.act(self.conv(x)))
+
+
+@pytest.mark.parametrize("kind", [TwoReaders, TwoCalls])
+def test_other_readers_prevent_a_fold(kind):
+    torch.manual_seed(0)
+    network = kind().eval()
+    twin = check(network, IMAGES, folded=0)
+    for name, tensor in network.state_dict().items():
+        torch.testing.assert_close(twin.state_dict()[name], tensor)
+
+
+def test_plain_batch_norm_keeps_its_map():
+    torch.manual_seed(0)
+    check(nn.Sequential(nn.BatchNorm2d(3, affine=False), affine(3)), IMAGES, folded=0)
+
+
+def test_program_loads_without_nlbench(tmp_path):
+    torch.manual_seed(0)
+    network = TwoReaders().eval()
+    assert export_program(network, tmp_path / "out", IMAGES) < 1e-5
+    program = torch.export.load(tmp_path / "out" / "network.pt2").module()
+    torch.testing.assert_close(program(IMAGES[:1]), network(IMAGES[:1]))
+    assert load_file(tmp_path / "out" / "network.safetensors").keys() == program.state_dict().keys()
+
+
+def test_command_exports_activations(monkeypatch, tmp_path, capsys):
+    folder = tmp_path / "plain"
+    arguments = [
+        *("nlbench", "remove", "--model", "vgg8", "--weights", "init", "--samples", "8"),
+        *("--fit-samples", "8", "--by", "depth", "--no-curve", "--out", str(tmp_path / "out")),
+        *("--export", str(folder)),
+    ]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    assert "maps folded into the layers before them" in capsys.readouterr().out
+    assert {path.name for path in folder.iterdir()} == {"network.pt2", "network.safetensors"}
