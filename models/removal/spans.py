@@ -496,7 +496,10 @@ class SpanEvaluation:
             reason = "the network depends on these blocks"
             if map_name == "fold":
                 layer = path or "the embedding"
-                reason = f"the output of {layer} isn't added to the stream as it is, as folding requires; --map skip doesn't"
+                reason = (
+                    f"the output of {layer} isn't added to the stream as it is, which folding needs "
+                    "and --map skip does not"
+                )
             raise RequestError(
                 f"--map {map_name} at {span.place.name}: {reason} (the outputs differ by "
                 f"{error:.2g} of the largest one)"
