@@ -497,8 +497,8 @@ class SpanEvaluation:
             if map_name == "fold":
                 layer = path or "the embedding"
                 reason = (
-                    f"the output of {layer} isn't added to the stream as it is, which folding needs "
-                    "and --map skip does not"
+                    f"the output of {layer} isn't added to the stream as it is, which folding "
+                    "needs and --map skip does not"
                 )
             raise RequestError(
                 f"--map {map_name} at {span.place.name}: {reason} (the outputs differ by "
