@@ -29,6 +29,7 @@ from .spans import (
     SpanEvaluation,
     SpanResult,
     has_tied_head,
+    sample_losses,
 )
 
 TIMED_PASSES = 3
@@ -307,10 +308,8 @@ def _compare(
 
 
 def _mean_loss(network: nn.Module, inputs: Tensor, labels: Tensor) -> float:
-    summed = 0.0
+    losses = []
     for batch, targets in zip(torch.split(inputs, BATCH), torch.split(labels, BATCH), strict=True):
-        logits = validated_outputs(network(batch.clone()), len(batch)).double()
-        summed += nn.functional.cross_entropy(
-            logits.flatten(0, -2), targets.flatten(), reduction="sum"
-        ).item()
-    return summed / int((labels != -100).sum())
+        logits = validated_outputs(network(batch.clone()), len(batch))
+        losses.append(sample_losses(logits, targets, logits))
+    return torch.cat(losses).mean().item()

@@ -438,13 +438,14 @@ class SpanEvaluation:
             labels = None if self._labels is None else self._labels[start : start + BATCH]
             with self._outputs_of(folds) as branches:
                 original = validated_outputs(prefix.record(batch), len(batch))
+                base = sample_losses(original, labels, original)
                 for span in spans:
                     for name in ("skip", *maps[span]):
                         path = folds[span] if name == "fold" else None
                         branch = None if path is None else branches[path]
                         new = replacement(maps[span].get(name), branch)
                         output = validated_outputs(prefix.run(span.place, new), len(batch))
-                        added = added_losses(original, output, labels)
+                        added = sample_losses(output, labels, original) - base
                         losses.setdefault((span, name), []).append(added)
         return {
             span: {name: _mean(torch.cat(losses[span, name])) for name in ("skip", *maps[span])}
@@ -495,7 +496,10 @@ class SpanEvaluation:
             reason = "the network depends on these blocks"
             if map_name == "fold":
                 layer = path or "the embedding"
-                reason = f"the output of {layer} isn't added to the stream as it is"
+                reason = (
+                    f"the output of {layer} isn't added to the stream as it is, which folding "
+                    "needs and --map skip does not"
+                )
             raise RequestError(
                 f"--map {map_name} at {span.place.name}: {reason} (the outputs differ by "
                 f"{error:.2g} of the largest one)"
@@ -510,19 +514,22 @@ def replacement(fitted: StreamMap | None, branch: Tensor | None) -> Replacement:
     return lambda x: x + fitted(x if branch is None else branch)
 
 
-def added_losses(original: Tensor, output: Tensor, labels: Tensor | None) -> Tensor:
-    """Return the increase of the loss of each sample (n,), or the divergence without labels."""
-    if labels is None:
-        log_p, log_q = original.double().log_softmax(-1), output.double().log_softmax(-1)
-        return (log_p.exp() * (log_p - log_q)).sum(-1).reshape(len(output), -1).mean(1)
-    counted = (labels != -100).reshape(len(labels), -1)
-    losses = [
-        nn.functional.cross_entropy(
-            logits.flatten(0, -2).double(), labels.flatten(), reduction="none"
-        ).reshape(counted.shape)
-        for logits in (output, original)
-    ]
-    return (losses[0] - losses[1]).sum(1) / counted.sum(1).clamp(min=1)
+def sample_losses(logits: Tensor, labels: Tensor | None, original: Tensor) -> Tensor:
+    """Return the loss of each sample (n,), or without labels the divergence from the original.
+
+    Samples are evaluated one at a time, since vocabularies can be large.
+    """
+    losses = []
+    for index, sample in enumerate(logits):
+        rows = sample.reshape(-1, sample.shape[-1]).double()
+        if labels is None:
+            p = original[index].reshape(rows.shape).double().log_softmax(-1)
+            losses.append((p.exp() * (p - rows.log_softmax(-1))).sum(-1).mean())
+        else:
+            targets = labels[index].flatten()
+            summed = nn.functional.cross_entropy(rows, targets, reduction="sum")
+            losses.append(summed / (targets != -100).sum().clamp(min=1))
+    return torch.stack(losses)
 
 
 def _mean(values: Tensor) -> Cost:

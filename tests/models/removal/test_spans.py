@@ -138,6 +138,22 @@ def test_cost_without_labels_is_a_divergence():
     assert judged(decoder(), "1-2", None)[1].costs["skip"].mean > 0
 
 
+def test_ignored_labels_do_not_count():
+    labels = LABELS.clone()
+    labels[:, 5:] = -100
+    costs = judged(decoder(), "1-2", labels)[1].costs
+    with torch.no_grad():
+        model = decoder()
+        original = model(TOKENS)[:, :5]
+        del model.layers[1:3]
+        shorter = model(TOKENS)[:, :5]
+    loss, base = (
+        nn.functional.cross_entropy(logits.flatten(0, 1), LABELS[:, :5].flatten())
+        for logits in (shorter, original)
+    )
+    assert costs["skip"].mean == pytest.approx(float(loss - base), abs=1e-5)
+
+
 def test_norm_after_the_stream_refuses_fold():
     evaluation, result = judged(decoder(norm=nn.LayerNorm(6)), "1-2")
     with pytest.raises(RequestError, match=r"layers\.0\.down isn't added to the stream"):
