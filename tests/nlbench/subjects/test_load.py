@@ -274,7 +274,7 @@ def test_samples_that_change_between_passes_are_refused():
 
 
 def test_streamed_subjects_have_the_scores_in_memory(plugins, monkeypatch):
-    from nlbench.execution import probe_pass
+    from nlbench.execution.probe_pass import Pass
     from nlbench.measures.r2 import R2
     from nlbench.probes import Resources
     from nlbench.probes.sites import SITES
@@ -289,9 +289,8 @@ def test_streamed_subjects_have_the_scores_in_memory(plugins, monkeypatch):
         monkeypatch.setattr(samples.draw, "__kwdefaults__", {"max_bytes": max_bytes})
         subject = load_subject(SubjectSpec("mine", "init", "flat", samples=None), CPU)
         assert (subject.stream is None) == bool(max_bytes)
-        (outcome,) = probe_pass.observe(
-            subject, [(R2, options)], defaults, resources=Resources(CPU)
-        )
+        one_pass = Pass(subject, "sites", defaults, Resources(CPU))
+        (outcome,) = one_pass.observe([(R2, options, "")])
         values.append((outcome.result.summary, outcome.result.n))
     assert values[0] == values[1]
     assert values[0][1] == 1300

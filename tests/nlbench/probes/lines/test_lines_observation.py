@@ -4,7 +4,7 @@ from torch import nn
 
 from nlbench import evaluate
 from nlbench.errors import RequestError, Undefined, UnsupportedOperation
-from nlbench.execution import probe_pass
+from nlbench.execution.probe_pass import Pass
 from nlbench.measures.absdev import AbsoluteDeviation
 from nlbench.options import resolve_options
 from nlbench.probes import ProbePass, Resources
@@ -178,8 +178,7 @@ def test_too_large_paths_are_refused():
 
 def test_measures_without_images_name_the_option_to_set():
     subject = Subject(nn.ReLU(), torch.rand(8, 5), None, {})
-    (outcome,) = probe_pass.observe(
-        subject, [(AbsoluteDeviation, {})], lines(), resources=Resources(torch.device("cpu"))
-    )
+    one_pass = Pass(subject, "lines", lines(), Resources(torch.device("cpu")))
+    (outcome,) = one_pass.observe([(AbsoluteDeviation, {}, "")])
     assert outcome.result.status == "undefined"
     assert "set lines.paths=pairs or random" in outcome.result.reason
