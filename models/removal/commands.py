@@ -183,6 +183,15 @@ def remove(
     is_span = span is not None or of.startswith("spans:")
     if map_name not in SPAN_MAPS:
         raise RequestError(f"--map: '{map_name}', expected {', '.join(SPAN_MAPS)}")
+    for_activations = {"--keep": keep != 0.5, "--share": share != "calls"}
+    for_activations |= {"--keep-relus": keep_relus is not None, "--no-curve": not curve}
+    for_spans = {"--count": count != 1, "--map": map_name != "fold", "--judged": judged != 5}
+    unused = [
+        name for name, is_set in (for_activations if is_span else for_spans).items() if is_set
+    ]
+    if unused:
+        removed = "spans" if is_span else "activations or modules"
+        raise RequestError(f"{unused[0]} has no effect on the removal of {removed}")
     if export is not None:
         check_unused(parse_folder(export, "--export"), "--export")
     command = command_line()

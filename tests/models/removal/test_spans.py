@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from nlbench.errors import RequestError
+from nlbench.models.removal.commands import remove
 from nlbench.models.removal.span_removal import find_span, parse_span
 from nlbench.models.removal.spans import (
     Span,
@@ -216,3 +217,19 @@ def test_lists_in_a_configuration_are_cut():
 def test_last_linear_has_the_width_of_the_stream():
     assert last_linear(Block(6), 6, ["up", "act", "down"]) == "down"
     assert last_linear(Block(6), 7, ["up", "act", "down"]) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"span": "1-2", "keep": 0.3}, "--keep"),
+        ({"span": "1-2", "share": "units"}, "--share"),
+        ({"of": "spans:2", "keep_relus": 4}, "--keep-relus"),
+        ({"count": 2}, "--count"),
+        ({"map_name": "skip"}, "--map"),
+        ({"of": "blocks", "judged": 1}, "--judged"),
+    ],
+)
+def test_options_without_effect_are_refused(options, name):
+    with pytest.raises(RequestError, match=f"{name} has no effect"):
+        remove("vgg8", **options)
