@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from nlbench.introspection.attention import without_fast_path
@@ -107,7 +106,7 @@ def _can_absorb(module: nn.Module) -> bool:
     """Return True for layers whose output channels are rows of a weight."""
     if parametrize.is_parametrized(module) or module._forward_pre_hooks:
         return False
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
         return module.affine and module.track_running_stats
     return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
 
