@@ -233,7 +233,7 @@ class Substitution(Measure):
 
     name: ClassVar[str] = "substitution"
     # 2: padding is left out without labels too, and labels that are no classes are refused.
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     probe: ClassVar[str] = "replacement"
     bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     more_means: ClassVar[MoreMeans] = "more nonlinear"

@@ -251,3 +251,35 @@ def test_cost_that_does_not_fit_is_undefined(outputs, settings, reason):
 def test_few_samples_are_undefined():
     run = nlbench.evaluate(nn.ReLU(), draw(3, 2), ["substitution"])
     assert run["substitution"].status == "undefined"
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.act, self.last = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.act(self.first(x)))
+
+
+def test_split_batches_are_undefined():
+    class Split(Small):
+        def forward(self, x):
+            return torch.cat([Small.forward(self, part) for part in x.split(16)])
+
+    run = nlbench.evaluate(Split(), torch.randn(48, 4), ["substitution"], errors="none")
+    assert run["substitution"].status == "undefined"
+    assert "splits or selects samples" in run["substitution"].reason
+
+
+def test_inference_mode_inside_changes_no_cost():
+    class Inference(Small):
+        @torch.inference_mode()
+        def forward(self, x):
+            return super().forward(x)
+
+    x = torch.randn(32, 4)
+    scores = [nlbench.evaluate(net, x, ["substitution"]) for net in (Small(), Inference())]
+    values = [run["substitution"].summary for run in scores]
+    assert values[1] == pytest.approx(values[0], rel=1e-6)

@@ -154,6 +154,55 @@ def test_padded_samples_are_substituted_by_token():
         assert values[0] == pytest.approx(values[1], rel=1e-5)
 
 
+class Rearranged(Reader):
+    """The same function with its tokens on other axes."""
+
+    def __init__(self, layout):
+        super().__init__()
+        self.layout = layout
+
+    def forward(self, x, attention_mask):
+        n, t, d = x.shape
+        if self.layout == "folded":
+            return super().forward(x.reshape(n * t, d), None).reshape(n, t, -1)
+        x = x.transpose(0, 1)
+        if self.layout == "folded, time first":
+            return super().forward(x.reshape(t * n, d), None).reshape(t, n, -1).transpose(0, 1)
+        if self.layout == "time first":
+            return super().forward(x, None).transpose(0, 1)
+        heads = self.act(self.first(x)).reshape(t, n * 2, 4).transpose(0, 1)
+        heads = self.act(heads - 1).transpose(0, 1).reshape(t, n, 8)
+        return self.last(heads).transpose(0, 1)
+
+
+def substitution_score(model, filler, maps="channel"):
+    x, mask = ragged_batch(filler)
+    settings = {"replacement.maps": maps}
+    run = nlbench.evaluate(model, (x, mask.to(x.dtype)), ["substitution"], settings=settings)
+    return run["substitution"].summary
+
+
+@pytest.mark.parametrize("layout", ["folded", "folded, time first", "time first", "heads"])
+@pytest.mark.parametrize("maps", ["channel", "poly2", "affine"])
+def test_substitution_does_not_depend_on_padding_in_any_layout(layout, maps):
+    expected, other = (substitution_score(Rearranged(layout), x, maps) for x in (0.0, 50.0))
+    assert other == pytest.approx(expected, rel=1e-5, abs=1e-9)
+    if layout != "heads":
+        plain = substitution_score(Reader(), 0.0, maps)
+        assert expected == pytest.approx(plain, rel=1e-5, abs=1e-9)
+
+
+def test_substitution_refuses_outputs_with_padding_on_another_axis():
+    class ChannelsFirst(Reader):
+        def forward(self, x, attention_mask):
+            return super().forward(x, attention_mask).transpose(1, 2)
+
+    x, mask = ragged_batch(0.0)
+    run = nlbench.evaluate(ChannelsFirst(), (x, mask.to(x.dtype)), ["substitution"], errors="none")
+    assert run["substitution"].status == "undefined"
+    assert "(tokens, channels)" in run["substitution"].reason
+
+
 SITE_MEASURES = [
     name
     for name in expand("measures", ["*"])

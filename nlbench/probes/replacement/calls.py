@@ -71,7 +71,18 @@ def find_calls(
         site = batch.site
         axis = _own_axis(site.channel_axis, batch.batch_axis)
         channels = site.shape[site.channel_axis - 1] if site.shape else 1
-        calls.append(ReplaceableCall(site.name, site.kind, batch.call, axis, channels, site.shape))
+        calls.append(
+            ReplaceableCall(
+                site.name,
+                site.kind,
+                batch.call,
+                axis,
+                channels,
+                site.shape,
+                batch_axis=batch.batch_axis,
+                row_order=batch.row_order,
+            )
+        )
 
     observe_sites(
         model,
@@ -110,6 +121,7 @@ def _module_calls(
                 place.shape[axis - 1],
                 place.shape,
                 None if is_one_call else CallId(paths[place.last], place.call),
+                place.before.batch,
             )
         )
     if not calls:

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nlbench.introspection.axes import softmax_axis
+from nlbench.errors import Undefined
+from nlbench.introspection.axes import batch_first, softmax_axis
 from nlbench.introspection.function_calls import FunctionCall, tensors_in
 from nlbench.introspection.module_stack import CallId, ModuleCall, ModuleStack
+from nlbench.probes.sites.rows import unfold_rows
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,10 @@ class ReplaceableCall:
         Shape of one sample's input, without the batch axis.
     last : CallId, optional
         Call that returns the output of a span of several calls.
+    batch_axis : int or None
+        Batch axis of the input and output, in their own layout; None if all samples share them.
+    row_order : {"", "contiguous", "interleaved"}
+        Order of the rows where the batch axis also holds positions.
     """
 
     name: str
@@ -43,6 +49,30 @@ class ReplaceableCall:
     channels: int
     shape: tuple[int, ...]
     last: CallId | None = None
+    batch_axis: int | None = 0
+    row_order: str = ""
+
+    def by_sample(self, tensor: Tensor, samples: int) -> tuple[Tensor, int]:
+        """Return a tensor (n, ...) of the samples, where they are known, and its channel axis.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If the tensor doesn't hold all samples of the batch.
+        """
+        batch, channel = self.batch_axis, self.channel_axis
+        if batch is None:
+            return tensor, channel
+        moved = batch_first(tensor, batch)
+        axis = channel + 1 if channel < batch else channel
+        if len(moved) % samples:
+            raise Undefined(
+                f"{self.name} has {len(moved)} rows for {samples} samples: the network splits or "
+                "selects samples, depending on their number"
+            )
+        if not self.row_order or not axis or len(moved) == samples:
+            return moved, axis
+        return unfold_rows(moved, samples, self.row_order), axis + 1
 
     @property
     def end(self) -> CallId:

@@ -107,7 +107,7 @@ class SharedPrefix:
             output = self._interception.run(example.clone(), self._structure(replaceable, running))
             self.is_cached = rng_state(example.device) == before
         for call in self._calls.values():
-            call.is_changed_later = any(t._version != version for t, version in call.versions)
+            call.is_changed_later = any(_version(t) != version for t, version in call.versions)
             call.versions.clear()
         self._needed = self._needed_calls()
         total = sum(self._calls[call].bytes for call in self._needed)
@@ -159,7 +159,7 @@ class SharedPrefix:
             running.append(call)
             calls_before = Counter(self._interception.module_calls)
             # In-place modules modify their first tensor.
-            version = x._version
+            version = _version(x)
             output = compute()
             running.pop()
             self._clock += 1
@@ -167,11 +167,12 @@ class SharedPrefix:
             tensors = list(tensors_in((output,))) if _is_plain(output) else []
             entry.is_cacheable = (
                 bool(tensors)
-                and x._version == version
+                and not any(tensor.is_inference() for tensor in (x, *tensors))
+                and _version(x) == version
                 and not any(shares_memory(tensor, x) for tensor in tensors)
             )
             entry.bytes = sum(tensor.nbytes for tensor in tensors)
-            entry.versions = [(tensor, tensor._version) for tensor in tensors]
+            entry.versions = [(tensor, _version(tensor)) for tensor in tensors]
             entry.calls_inside = self._interception.module_calls - calls_before
             return output
 
@@ -243,6 +244,11 @@ class SharedPrefix:
 
         with preserve_rng_state(self._device):
             return self._interception.run(self._inputs.clone(), replace)
+
+
+def _version(tensor: Tensor) -> int:
+    """Return the number of in-place changes of a tensor; 0 in inference mode, which counts none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _is_plain(output: Any) -> bool:

@@ -107,13 +107,21 @@ class _RangeCounter:
         False at padding, which doesn't count.
     """
 
-    def __init__(self, polynomial: PlacedPolynomial, tokens: Tensor | None) -> None:
+    def __init__(
+        self,
+        polynomial: PlacedPolynomial,
+        place: ReplaceableCall,
+        samples: int,
+        tokens: Tensor | None,
+    ) -> None:
         self._polynomial = polynomial
+        self._place = place
+        self._samples = samples
         self._tokens = tokens
         self.outside = 0.0
 
     def __call__(self, x: Tensor) -> Tensor:
-        is_outside = self._polynomial.map.is_outside(x, self._polynomial.channel_axis)
+        is_outside = self._polynomial.map.is_outside(*self._place.by_sample(x, self._samples))
         self.outside = float(self._without_padding(is_outside).double().mean())
         return self._polynomial(x)
 
@@ -306,9 +314,16 @@ def _observe_maps(
         outputs = validated_outputs(prefix.record(inputs), len(inputs))
     tokens = selector.outermost
     if tokens is not None and outputs.shape[:-1] != tokens.shape:
+        if outputs.ndim > 2 and tokens.shape[1] in outputs.shape[1:]:
+            raise Undefined(
+                f"the outputs of one sample have shape {tuple(outputs.shape[1:])} and its padding "
+                f"mask ({tokens.shape[1]},), expected outputs (tokens, channels)"
+            )
         tokens = None
     for place, name, new in maps:
-        watched = _RangeCounter(new, tokens) if isinstance(new, PlacedPolynomial) else new
+        watched = new
+        if isinstance(new, PlacedPolynomial):
+            watched = _RangeCounter(new, place, len(inputs), tokens)
         replaced = first_tensor((prefix.run(place, watched),))
         assert replaced is not None
         outside = watched.outside if isinstance(watched, _RangeCounter) else None
@@ -374,7 +389,7 @@ def fit_places(
     def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
         if starts := starting.get(call):
             # Places that start with one call have one input.
-            axis = starts[0].channel_axis
+            x, axis = starts[0].by_sample(x, selector.samples)
             # Copied before the call, which may overwrite its input.
             rows = rows_of(x, axis)
             index = None
@@ -389,7 +404,7 @@ def fit_places(
             rows, index = running.pop(place.name)
             y = first_tensor((output,))
             assert y is not None
-            pair = rows, rows_of(y, place.channel_axis)
+            pair = rows, rows_of(*place.by_sample(y, selector.samples))
             fits[place.name].add(*(pair if index is None else (side[index] for side in pair)))
             called.add(place.name)
         return output

@@ -241,6 +241,10 @@ class FoldedRows:
             if len(orders) == len(sizes) == 1:
                 self._orders[place] = sizes.pop(), orders.pop()
 
+    def order(self, place: str) -> str:
+        """Return the order of a place's rows, as `row_order` does; "" if none are folded."""
+        return self._orders.get(place, (0, ""))[1]
+
     def unfold(self, tensor: Tensor, axis: int, place: str) -> tuple[Tensor, int, str]:
         """Return a tensor (n, ...), its channel axis, and why its rows are unknown, or ""."""
         if tensor.ndim == 0 or self.samples < 1:
@@ -266,11 +270,21 @@ class FoldedRows:
                 ),
             )
         tensor = tensor[:, None] if tensor.ndim == 1 else tensor
-        if order == "contiguous":
-            unfolded = tensor.reshape(self.samples, positions, *tensor.shape[1:])
-        else:
-            unfolded = tensor.reshape(positions, self.samples, *tensor.shape[1:]).transpose(0, 1)
-        return unfolded, max(axis, 1) + 1, ""
+        return unfold_rows(tensor, self.samples, order), max(axis, 1) + 1, ""
+
+
+def unfold_rows(tensor: Tensor, samples: int, order: str) -> Tensor:
+    """Reshape (n · p, ...) to (n, p, ...), given the order of the rows.
+
+    Examples
+    --------
+    >>> unfold_rows(torch.arange(6)[:, None], 3, "interleaved")[0, :, 0]
+    tensor([0, 3])
+    """
+    positions = len(tensor) // samples
+    if order == "contiguous":
+        return tensor.reshape(samples, positions, *tensor.shape[1:])
+    return tensor.reshape(positions, samples, *tensor.shape[1:]).transpose(0, 1)
 
 
 def _allowed(value: Tensor, marks_padding: bool) -> Tensor:

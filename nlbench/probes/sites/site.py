@@ -88,6 +88,8 @@ class SiteBatch:
         Position of an activation call in the forward pass.
     batch_axis : int or None
         Batch axis of the activation's own layout; None if it is the same for all samples.
+    row_order : {"", "contiguous", "interleaved"}
+        Order of the rows where the batch axis also holds positions; see `row_order`.
     borrowed : SharedAccess, optional
         Access to results shared with other measures during a pass.
     """
@@ -103,6 +105,7 @@ class SiteBatch:
     sources: RowNumbers | None = field(default=None, repr=False, compare=False)
     call: CallId | None = field(default=None, repr=False, compare=False)
     batch_axis: int | None = field(default=None, repr=False, compare=False)
+    row_order: str = field(default="", repr=False, compare=False)
     borrowed: SharedAccess | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -118,9 +118,9 @@ def observe_sites(
     ['1', '3']
     """
     refuse_unobservable(model)
-    site_pass = _SitePass(Selection.parse(select), on_observation, on_undefined, on_site)
     positions = PositionSelector(RowPolicy.parse(rows, skip, of))
     folded = None if positions.policy.nodes else FoldedRows()
+    site_pass = _SitePass(Selection.parse(select), on_observation, on_undefined, on_site, folded)
     policy = CapturePolicy(
         reduction, functions or {}, attention, site_pass.may_select, positions, folded
     )
@@ -170,8 +170,10 @@ class _SitePass:
         on_observation: Callable[[SiteBatch], None],
         on_undefined: Callable[[str, str], object],
         on_site: Callable[[Site], object],
+        folded: FoldedRows | None,
     ) -> None:
         self._selection = selection
+        self._folded = folded
         self._on_site = on_site
         self._on_observation, self._on_undefined = on_observation, on_undefined
         self._batch = -1
@@ -262,6 +264,7 @@ class _SitePass:
                 sources,
                 call.call,
                 call.batch,
+                self._folded.order(call.label) if self._folded else "",
             )
         )
 
