@@ -176,19 +176,42 @@ def _read_table(path: Path, name: str) -> pd.DataFrame:
     try:
         if path.suffix.lower() == ".parquet":
             return pd.read_parquet(path)
-        first = pd.read_csv(path, header=None, nrows=1).iloc[0]
-        has_header = bool(pd.to_numeric(first.fillna(0), errors="coerce").isna().any())
+        read = partial(pd.read_csv, path, sep=_separator(path), index_col=False)
+        header = 0 if _is_header(read(header=None, nrows=1, dtype=str).iloc[0]) else None
         with warnings.catch_warnings():
             # Rows that are longer than the header would lose their last cells.
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            frame = pd.read_csv(path, header=0 if has_header else None, index_col=False)
+            frame = read(header=header)
         frame.columns = frame.columns.map(str)
-        return frame
+        return _without_index(frame)
     except ImportError as error:
         raise RequestError(f"{name}: pip install 'nlbench[parquet]' ({error})") from error
     except Exception as error:
         # Damaged files raise almost any error.
         raise RequestError(f"can't read {name}: {error_text(error)}") from error
+
+
+def _separator(path: Path) -> str:
+    """Return the most frequent separator of the first line, a comma unless others are."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        line = file.readline()
+    return max(",;\t", key=line.count)
+
+
+def _is_header(cells: pd.Series[Any]) -> bool:
+    """Return True if the cells of a first line are names, or the numbers of the columns."""
+    import pandas as pd
+
+    names = cells[1:] if pd.isna(cells.iloc[0]) else cells  # The index has no name.
+    is_numbered = len(names) > 1 and list(names) == [str(i) for i in range(len(names))]
+    return is_numbered or bool(pd.to_numeric(names.fillna("0"), errors="coerce").isna().any())
+
+
+def _without_index(frame: pd.DataFrame) -> pd.DataFrame:
+    """Remove the index that pandas writes: a first column without a name that counts the rows."""
+    first = frame.columns[0]
+    is_index = first == "Unnamed: 0" and frame[first].tolist() == list(range(len(frame)))
+    return frame.drop(columns=first) if is_index else frame
 
 
 def _numbers(frame: pd.DataFrame, name: str) -> np.ndarray[Any, Any]:
@@ -237,8 +260,10 @@ def _read_arrays(path: Path, name: str) -> Any:
             with np.load(path, allow_pickle=False) as archive:
                 return {key: archive[key] for key in archive.files}
     except Exception as error:
-        # Damaged files raise almost any error.
-        raise RequestError(f"can't read {name}: {error_text(error)}") from error
+        # Damaged files raise almost any error. NumPy takes unknown bytes for a pickle.
+        is_pickle = "allow_pickle" in str(error)
+        text = "no array of numbers" if is_pickle else error_text(error)
+        raise RequestError(f"can't read {name}: {text}") from error
     from nlbench.subjects.weights import read_checkpoint
 
     return read_checkpoint(path)[0]
@@ -276,7 +301,10 @@ def _as_inputs(array: Any, name: str) -> tuple[Any, str]:
 
     if isinstance(array, np.ndarray):
         if array.dtype.kind not in "iufb" or (array.dtype.kind == "u" and array.itemsize > 1):
-            raise RequestError(f"{name} holds {array.dtype}, expected floats, integers or bytes")
+            raise RequestError(
+                f"{name} holds {array.dtype}, expected floats, signed integers or bytes"
+            )
+        array = array.astype(array.dtype.newbyteorder("="))
         array = torch.from_numpy(np.ascontiguousarray(array))
     tensor: torch.Tensor = array
     is_bytes = tensor.dtype == torch.uint8

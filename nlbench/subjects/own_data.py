@@ -288,7 +288,8 @@ def _rows(label: str, inputs: Any, labels: Any) -> tuple[Tensor, Tensor | None]:
     rows = _tensor(label, inputs)
     if rows.ndim < 2 or not len(rows):
         raise RequestError(
-            f"{label} has inputs of shape {tuple(rows.shape)}, expected (n, ...) with n at least 1"
+            f"{label} has inputs of shape {tuple(rows.shape)}, expected (n, features) or (n, ...) "
+            "with n at least 1"
         )
     try:
         numbers = torch.as_tensor(

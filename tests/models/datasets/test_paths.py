@@ -118,6 +118,24 @@ def test_files_without_labels_have_none(folder, name):
     assert sorted(sample.inputs[:, 0].tolist()) == ROWS[:, 0].tolist()
 
 
+@pytest.mark.parametrize("columns", [list("abcd"), range(4)], ids=str)
+@pytest.mark.parametrize("has_index", [False, True])
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_tables_as_pandas_writes_them_hold_their_values(folder, columns, has_index, separator):
+    frame = pd.DataFrame(ROWS + 0.5, columns=columns)
+    frame.to_csv(folder / "x.csv", index=has_index, sep=separator)
+    sample = load_dataset("x.csv").sample(None)
+    assert sorted(sample.inputs[:, 0].tolist()) == (ROWS[:, 0] + 0.5).tolist()
+    assert sample.inputs.shape == ROWS.shape
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", "<f2", "?"])
+def test_arrays_of_any_byte_order_are_read(folder, dtype):
+    np.save(folder / "x.npy", (ROWS % 2).astype(dtype))
+    sample = load_dataset("x.npy").sample(None)
+    assert sorted(sample.inputs[:, 1].tolist()) == [1] * 6
+
+
 def test_bytes_are_images(folder):
     pixels = np.full((5, 6, 7, 3), 255, np.uint8)
     np.savez(folder / "x.npz", x=pixels, y=np.zeros(5, int))
@@ -141,7 +159,10 @@ def test_text_is_cut_into_windows(folder, name):
         ("file.xyz", {}, r"file\.xyz: expected a path: a folder of images"),
         ("./empty", {}, "holds no files; expected"),
         ("./other", {}, "no images and no text among 1 files"),
-        ("object.npy", {}, "can't read object.npy"),
+        ("object.npy", {}, "can't read object.npy: no array of numbers"),
+        ("garbage.npy", {}, "can't read garbage.npy: no array of numbers"),
+        ("wide.npy", {}, "holds uint16, expected floats, signed integers or bytes"),
+        ("flat.npy", {}, r"shape \(6,\), expected \(n, features\)"),
         ("names.npz", {}, "has the arrays a, b; expected x"),
         ("nan.npy", {}, "contains NaN"),
         ("cut.npz", {}, "can't read cut.npz"),
@@ -164,6 +185,9 @@ def test_unusable_paths_are_one_line(folder, name, options, message):
     (folder / "ragged.csv").write_text("a,b\n1,2,3,4\n")
     (folder / "gap.csv").write_text("a,b\n1,2\n3,\n")
     np.save(folder / "object.npy", np.array([{}], dtype=object), allow_pickle=True)
+    (folder / "garbage.npy").write_text("hello")
+    np.save(folder / "wide.npy", ROWS.astype(np.uint16))
+    np.save(folder / "flat.npy", ROWS[:, 0])
     np.save(folder / "nan.npy", np.full((3, 2), np.nan))
     np.savez(folder / "names.npz", a=ROWS, b=ROWS)
     torch.save({"weight": torch.zeros(2), "bias": torch.zeros(2)}, folder / "state.pt")
