@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import PluginError, RequestError, Undefined, error_text, message_of
+from nlbench.introspection import pytree
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.batch_independence import (
     RemembersOutputs,
@@ -311,8 +312,15 @@ def _dependence(
     samples = subject.inputs[sorted({0, count // 3, 2 * count // 3, count - 1})]
 
     def rows(samples: Tensor) -> Tensor:
-        output = validated_outputs(subject.model(samples), len(samples))
-        return output.detach().reshape(len(samples), -1)
+        count = len(samples)
+        output = subject.model(samples)
+        try:
+            tensors = [validated_outputs(output, count)]
+        except Undefined:
+            # Measures of activations need no single output.
+            leaves = filter(torch.is_tensor, pytree.tree_leaves(output))
+            tensors = [leaf for leaf in leaves if leaf.ndim and len(leaf) == count]
+        return torch.cat([tensor.detach().reshape(count, -1) for tensor in tensors], 1)
 
     try:
         with (

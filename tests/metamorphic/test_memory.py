@@ -162,3 +162,24 @@ def test_changes_from_call_to_call_have_a_remark(kind):
     results = _results(kind())
     for name in MEASURES:
         assert "changes from call to call" in results[name].reason, name
+
+
+def several_outputs(model):
+    """Make a network return tensors of which none is the output."""
+    model.register_forward_hook(lambda module, args, output: {"a": output, "b": [output * 2]})
+    return model
+
+
+def test_memory_is_found_in_several_outputs():
+    results = _results(several_outputs(ByShape()))
+    assert "the inputs before it" in results["r2"].reason
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_several_outputs_change_no_value_of_activations(lists):
+    model = several_outputs(Plain())
+    if lists:
+        model.register_forward_hook(lambda module, args, output: [{"one": x} for x in output["a"]])
+    expected, results = _results(Plain()), _results(model)
+    for name in ("affinity", "r2"):
+        assert results[name].summary == expected[name].summary
