@@ -176,12 +176,13 @@ def _read_table(path: Path, name: str) -> pd.DataFrame:
     try:
         if path.suffix.lower() == ".parquet":
             return pd.read_parquet(path)
-        read = partial(pd.read_csv, path, sep=_separator(path), index_col=False)
-        header = 0 if _is_header(read(header=None, nrows=1, dtype=str).iloc[0]) else None
+        separator = _separator(path)
+        first = pd.read_csv(path, sep=separator, header=None, nrows=1, dtype=str).iloc[0]
+        header = 0 if _is_header(first) else None
         with warnings.catch_warnings():
             # Rows that are longer than the header would lose their last cells.
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            frame = read(header=header)
+            frame = pd.read_csv(path, sep=separator, header=header, index_col=False)
         frame.columns = frame.columns.map(str)
         return _without_index(frame)
     except ImportError as error:

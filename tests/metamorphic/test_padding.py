@@ -30,10 +30,19 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("axes", [2, 4])
+SHAPES = {
+    "(n, t)": lambda mask: mask,
+    "(n, t, 1)": lambda mask: mask[..., None],
+    "(n, 1, t, 1)": lambda mask: mask[:, None, :, None],
+    "(n, 1, 1, t)": lambda mask: mask[:, None, None],
+    "(n, heads, 1, t)": lambda mask: mask[:, None, None].expand(-1, 2, -1, -1),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_a_mask_selects_the_tokens(form, side, axes):
+def test_every_form_of_a_mask_selects_the_tokens(form, side, shape):
     tokens = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool()
     tokens = tokens.flip(1) if side == "left" else tokens
     mask = FORMS[form](tokens)
@@ -43,7 +52,7 @@ def test_every_form_of_a_mask_selects_the_tokens(form, side, axes):
         lambda module, args, output: selected.append(selector.select(output, 2))
     )
     with selector.hooked(block):
-        block(torch.zeros(3, 4, 3), attention_mask=mask if axes == 2 else mask[:, None, None])
+        block(torch.zeros(3, 4, 3), attention_mask=SHAPES[shape](mask))
     assert torch.equal(selected[0].valid, tokens)
 
 
@@ -63,19 +72,19 @@ def pairs(tokens, kind):
     return keys
 
 
-@pytest.mark.parametrize("axes", [3, 4])
+@pytest.mark.parametrize("heads", [0, 1, 2])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "kind", ["keys", "causal", "window", "outer", "outer filled", "causal filled"]
 )
-def test_masks_of_pairs_select_the_tokens(kind, form, side, axes):
+def test_masks_of_pairs_select_the_tokens(kind, form, side, heads):
     tokens = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]]).bool()
     tokens = tokens.flip(1) if side == "left" else tokens
     mask = FORMS[form](pairs(tokens, kind))
     selector = PositionSelector(RowPolicy())
     selector.begin(0, 3)
-    mask = mask if axes == 3 else mask[:, None]
+    mask = mask[:, None].expand(-1, heads, -1, -1) if heads else mask
     selected = selector._mask({"attention_mask": 1}, (None, mask), {})
     assert torch.equal(selected, tokens)
 
@@ -88,6 +97,16 @@ def test_masks_of_pairs_without_padding_leave_nothing_out(kind):
     assert selector._mask({"attention_mask": 1}, (None, mask), {}) is None
     biases = torch.where(mask, -torch.rand(3, 1, 5, 5), -1e4)
     assert selector._mask({"attention_mask": 1}, (None, biases), {}) is None
+
+
+def test_biases_of_heads_do_not_hide_padding():
+    tokens = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]).bool()
+    distances = (torch.arange(4) - torch.arange(4)[:, None]).abs()
+    biases = -distances * torch.tensor([0.5, 0.25])[:, None, None]
+    mask = biases.masked_fill(~tokens[:, None, None], -math.inf)
+    selector = PositionSelector(RowPolicy())
+    selector.begin(0, 2)
+    assert torch.equal(selector._mask({"attention_mask": 1}, (None, mask), {}), tokens)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

@@ -124,12 +124,15 @@ class PositionSelector:
             if value is None and position is not None and position < len(args):
                 value = args[position]
             if isinstance(value, Tensor) and value.ndim in (3, 4) and len(value) == self.samples:
-                value = value[:, 0] if value.ndim == 4 and value.shape[1] == 1 else value
-                if value.ndim == 3 and value.shape[1] > 1:
+                if value.ndim == 4:
+                    # A position is a token if some head attends to it.
+                    value = value.amin(1) if _MASKS[name] else value.amax(1)
+                value = value.mT if value.shape[2] == 1 else value
+                if value.shape[1] > 1:
                     is_token = _attended_positions(_allowed(value, _MASKS[name]))
                     is_informative = bool(is_token.any()) and not bool(is_token.all())
                     return is_token if is_informative else None
-                value = value[:, 0] if value.ndim == 3 else value
+                value = value[:, 0]
             if isinstance(value, Tensor) and value.ndim == 2 and len(value) == self.samples:
                 # A mask with negative entries is added to attention scores.
                 is_added = value.is_floating_point() and bool((value < 0).any())
