@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import json
 import os
 import pickle
@@ -14,7 +15,7 @@ import re
 import struct
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nlbench.errors import RequestError, nearest, one_line, shorten, system_text
@@ -287,6 +288,9 @@ def _entry(networks: Sequence[_Network], key: str, path: Path) -> _Network:
         if inside := _within(network.state, f"{key.rstrip('.')}."):
             return _Network(key, inside)
     keys = [network.key for network in networks if network.key]
+    below = [network for network in networks if network.key.startswith(f"{key}.")]
+    if key and len(below) == 1:
+        return below[0]
     raise RequestError(f"{path} has no entry '{shorten(key)}'{nearest(key, keys)}")
 
 
@@ -338,7 +342,10 @@ def _misfit(
 
 @contextlib.contextmanager
 def _plain_data_allowed() -> Iterator[None]:
-    """Let PyTorch read NumPy's numbers and arrays and `argparse.Namespace`, which run no code."""
+    """Let PyTorch read plain data that it refuses, none of which runs code.
+
+    These are NumPy's numbers and arrays, `argparse.Namespace`, dates and paths.
+    """
     import numpy as np
     import torch
 
@@ -354,7 +361,14 @@ def _plain_data_allowed() -> Iterator[None]:
         for core in ("core", "_core")
         for f in (scalar, reconstruct)
     ]
-    allowed = [argparse.Namespace, np.dtype, np.ndarray, *dtypes, *names]
+    # Paths are read on any system; Python 3.13 names another module.
+    names += [
+        (PurePath, f"{module}.{kind}")
+        for module in ("pathlib", "pathlib._local")
+        for kind in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
+    ]
+    dates = [datetime.datetime, datetime.date, datetime.timedelta, datetime.timezone]
+    allowed = [argparse.Namespace, np.dtype, np.ndarray, *dates, *dtypes, *names]
     with safe_globals(allowed):
         yield
 

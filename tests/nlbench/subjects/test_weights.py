@@ -6,7 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path, PureWindowsPath
 
 import numpy as np
 import pytest
@@ -307,6 +308,11 @@ def load_into(model, state):
             },
         },
         lambda state: {"state_dict": state, "args": argparse.Namespace(lr=0.1, mode=np.str_("a"))},
+        lambda state: {
+            "state_dict": state,
+            "args": argparse.Namespace(out=Path("runs/1"), data=PureWindowsPath("c:/x")),
+            "time": [datetime.now(), datetime.now(UTC), date.today(), timedelta(1)],
+        },
     ],
 )
 def test_trainers_checkpoints_load(tmp_path, wrap):
@@ -339,6 +345,14 @@ def test_one_of_several_networks_is_named(tmp_path, wrap):
     assert same_state(average, target)
     with pytest.raises(RequestError, match="no entry 'ema'"):
         load_weights(target, tmp_path / "net.pt", key="ema")
+
+
+def test_a_key_above_one_network_names_it(tmp_path):
+    raw, average, target = network(), network(), network()
+    content = {"model": raw.state_dict(), "ema": {"module": average.state_dict(), "decay": 0.9}}
+    torch.save(content, tmp_path / "net.pt")
+    load_weights(target, tmp_path / "net.pt", key="ema")
+    assert same_state(average, target)
 
 
 def test_keys_are_part_of_label_and_identity(tmp_path, monkeypatch):
