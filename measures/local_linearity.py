@@ -21,6 +21,12 @@ from .statistics.sample_seeds import random_signs, sample_seeds
 if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch
 
+ROUNDING_SAMPLES = 16
+"""Number of samples of a batch whose outputs determine its rounding."""
+
+MAX_ROUNDING = 0.01
+"""Maximum rounding of an output, relative to the output's change in the ball."""
+
 
 def tangent_residuals(
     function: Callable[[Tensor], Tensor],
@@ -111,6 +117,23 @@ def gradient_signs(
     return torch.cat(signs)
 
 
+def _check_rounding(observation: FunctionBatch, changes: Tensor) -> None:
+    """Raise if the rounding of outputs is not small beside their changes."""
+    with torch.no_grad():
+        outputs = observation.function(observation.inputs[:ROUNDING_SAMPLES])
+    tensors = [outputs, *observation.model.parameters()]
+    dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    narrowest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+    rounding = torch.finfo(narrowest).eps * outputs.double().norm(dim=1).mean().item()
+    spread = changes.mean().sqrt().item()
+    if spread and rounding > MAX_ROUNDING * spread:
+        name = str(narrowest).removeprefix("torch.")
+        raise Undefined(
+            f"rounding in {name} is {rounding / spread:.0%} of the output's change in the ball; "
+            "increase local-linearity.radius, or convert the network to a wider type"
+        )
+
+
 class LocalLinearity(SampleMeasure):
     r"""Departure of a network from its tangent at the corners of a small cube around each sample.
 
@@ -132,8 +155,8 @@ class LocalLinearity(SampleMeasure):
 
     Undefined
     ---------
-    Inputs that are not floating-point; an output that doesn't change in the ball; a network whose
-    derivative is not its own.
+    Inputs that are not floating-point; an output that doesn't change in the ball, or hardly more
+    than its rounding; a network whose derivative is not its own.
 
     Cost
     ----
@@ -147,6 +170,7 @@ class LocalLinearity(SampleMeasure):
     """
 
     name: ClassVar[str] = "local-linearity"
+    version: ClassVar[str] = "2"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "more nonlinear"
     options: ClassVar[Mapping[str, Option]] = {
@@ -182,7 +206,9 @@ class LocalLinearity(SampleMeasure):
         else:
             signs = random_signs(inputs, sample_seeds(inputs, self._occurrences))
         steps = float(self.settings["radius"]) * signs
-        return tangent_residuals(observation.function, inputs, steps, limit=observation.limit)
+        terms = tangent_residuals(observation.function, inputs, steps, limit=observation.limit)
+        _check_rounding(observation, terms[1])
+        return terms
 
     def statistics(self, *terms: Tensor) -> dict[str, float]:
         """Return the ratio of the mean departure to the root mean square change."""

@@ -87,3 +87,22 @@ def test_non_finite_or_detached_output_is_refused():
         tangent_residuals(torch.log, torch.full((2, 2), 0.1), torch.full((2, 2), 0.2))
     with pytest.raises(Undefined):
         gradient_signs(lambda x: x.detach(), torch.ones(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "radius"),
+    [(torch.bfloat16, 0.1), (torch.float16, 1e-3), (torch.float32, 1e-6), (torch.float64, 1e-6)],
+)
+def test_rounding_is_no_departure(dtype, radius):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+    x = torch.randn(24, 5).to(dtype)
+    settings = {"local-linearity.radius": radius}
+    result = nlbench.evaluate(network, x, ["local-linearity"], settings=settings, errors="none")[
+        "local-linearity"
+    ]
+    if dtype == torch.float64:
+        assert result.summary["value"] < 1e-5
+    else:
+        assert result.status == "undefined"
+        assert "rounding in" in result.reason
