@@ -25,14 +25,16 @@ def main() -> None:
     ours = [
         name for name, entry in entries if entry.claims[0].value.startswith("nlbench.measures.")
     ]
+    names = tuple(sys.argv[1:] or ours)
+    has_lines = any(registry.load("measures", name).probe == "lines" for name in names)
     request = nlbench.Request(
-        tuple(sys.argv[1:] or ours),
+        names,
         tuple(f"ladders/cnn-slope{slope:g}" for slope in SLOPES),
         data=("digits",),
         weights="init",
         seeds=(0, 1, 2),
         samples=128,
-        settings={"lines.paths": "pairs", "lines.number": 2},
+        settings={"lines.paths": "pairs", "lines.number": 2} if has_lines else {},
     )
     with tempfile.TemporaryDirectory() as folder:
         run = nlbench.run(request, folder)

@@ -153,12 +153,15 @@ def nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
     --------
     >>> nearest("afinity", ["affinity", "absdev"])
     "; did you mean 'affinity'?"
+    >>> nearest("Relu", ["RNNCell", "ReLU"])
+    "; did you mean 'ReLU'?"
     """
     valid = sorted(names)
     # The time of a comparison is proportional to the product of both lengths.
-    close = difflib.get_close_matches(name[:200], valid, n=1, cutoff=0.5)
+    by_lower_case = {each.lower(): each for each in valid}
+    close = difflib.get_close_matches(name[:200].lower(), by_lower_case, n=1, cutoff=0.5)
     if close:
-        return f"; did you mean '{prefix}{close[0]}'?"
+        return f"; did you mean '{prefix}{by_lower_case[close[0]]}'?"
     if valid:
         first = ", ".join(prefix + name for name in valid[:12])
         return f"; available: {first}{', …' if len(valid) > 12 else ''}"

@@ -130,6 +130,11 @@ def _split_settings(
                 f"setting '{key}': expected MEASURE.OPTION, PROBE.OPTION or DATASET.OPTION, or "
                 "model.ARGUMENT for your own network"
             )
+        if owner == MODEL_OWNER and owner not in owners:
+            raise RequestError(
+                f"setting '{key}': the networks of this run take no arguments, only "
+                f"{MODEL_OWNER}.{OUTPUT}"
+            )
         if owner not in owners:
             raise RequestError(
                 f"setting '{key}': '{owner}' is not a measure, probe or dataset of this run"

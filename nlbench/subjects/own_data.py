@@ -109,9 +109,9 @@ def as_dataset(label: str, value: Any) -> Dataset:
     is_pair = isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_array, value))
     if _is_array(value) or is_pair:
         return _Source(label, value, [value]).dataset()
-    if _is_map_style(value):
+    if _is_map_style(value) and not isinstance(value, nn.Module):
         return _Source(label, value).dataset()
-    if hasattr(value, "__iter__") and not isinstance(value, str | bytes | dict):
+    if hasattr(value, "__iter__") and not isinstance(value, str | bytes | dict | nn.Module):
         return _Source(label, value, *_read_stream(value)).dataset()
     raise RequestError(
         f"{label} is a {type(value).__name__}, expected a Dataset, a DataLoader, a tensor, a "

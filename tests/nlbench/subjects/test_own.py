@@ -188,6 +188,12 @@ def test_wrong_arguments_are_refused(folder, settings, message):
         plan("my_net.py", settings=settings)
 
 
+def test_networks_without_arguments_have_only_an_output(folder):
+    write(folder / "my_net.py", "def net(): ...\n")
+    with pytest.raises(RequestError, match=r"take no arguments, only model\.output"):
+        plan("my_net.py:net", settings={"model.outptu": "a"})
+
+
 def test_required_arguments_are_named(folder):
     write(folder / "my_net.py", "def net(num_classes, depth, width=3): ...\n")
     with pytest.raises(RequestError, match=r"needs depth; use --set model\.depth=VALUE"):
@@ -326,6 +332,7 @@ def test_functions_of_data_take_arguments(folder):
     ("text", "message"),
     [
         ("x = 3\n", "is a int, expected a Dataset"),
+        ("import torch\nx = torch.nn.Sequential(torch.nn.ReLU())\n", "is a Sequential, expected a"),
         ("import torch\nx = torch.zeros(0, 3)\n", "n at least 1"),
         ("x = []\n", "yields nothing"),
         ("x = [({'a': 1}, 1)]\n", r"inputs of shape \(1,\)"),
