@@ -203,7 +203,7 @@ def substitution_score(model, filler, maps="channel"):
 
 @pytest.mark.parametrize("layout", ["folded", "folded, time first", "time first", "heads"])
 @pytest.mark.parametrize("maps", ["channel", "poly2", "affine"])
-def test_substitution_does_not_depend_on_padding_in_any_layout(layout, maps):
+def test_padding_changes_no_substitution_in_any_layout(layout, maps):
     expected, other = (substitution_score(Rearranged(layout), x, maps) for x in (0.0, 50.0))
     assert other == pytest.approx(expected, rel=1e-5, abs=1e-9)
     if layout != "heads":
