@@ -236,7 +236,8 @@ class LocalComplexity(SampleMeasure):
 
     def update(self, observation: FunctionBatch) -> None:
         """Count the units around the samples of one batch."""
-        inputs, sources = observation.inputs[: self._remaining], observation.sources
+        inputs = observation.inputs[: self._remaining]
+        sources = observation.sources
         if len(inputs):
             sources = sources and sources.of_rows(torch.arange(len(inputs)))
             super().update(replace(observation, inputs=inputs, sources=sources))
@@ -244,7 +245,8 @@ class LocalComplexity(SampleMeasure):
 
     def terms(self, observation: FunctionBatch) -> tuple[Tensor, ...]:
         """Count the units around samples, and the boundaries around the first of them."""
-        inputs, model = observation.inputs, observation.model
+        inputs = observation.inputs
+        model = observation.model
         directions = min(int(self.settings["directions"]), inputs[0].numel())
         radius = float(self.settings["radius"])
         vertices = stars(inputs, directions, radius, self._generator)

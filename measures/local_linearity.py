@@ -213,7 +213,8 @@ class LocalLinearity(SampleMeasure):
     def statistics(self, *terms: Tensor) -> dict[str, float]:
         """Return the ratio of the mean departure to the root mean square change."""
         residuals, changes = terms
-        residual, spread = residuals.mean(), changes.mean().sqrt()
+        residual = residuals.mean()
+        spread = changes.mean().sqrt()
         if spread == 0:
             raise Undefined("the output does not change in the ball")
         return {

@@ -175,7 +175,10 @@ class PathSums:
 
 
 def _added(first: Any, second: Any) -> Any:
-    """Add two values of a field; one that is unknown makes the sum unknown."""
+    """Add two values of a field.
+
+    One that is unknown makes the sum unknown.
+    """
     if first is None or second is None:
         return None
     if isinstance(first, Mapping):

@@ -215,7 +215,7 @@ def _evaluate(
         is_indivisible=not is_divisible,
     )
 
-    def key_of(facts: SubjectFacts, measure: RecordedMeasure, probe: RecordedProbe) -> str:
+    def make_key(facts: SubjectFacts, measure: RecordedMeasure, probe: RecordedProbe) -> str:
         # Without errors, the key is that of versions that had none.
         in_key = None if measure.errors == "none" else measure.errors
         return content_key(
@@ -233,8 +233,8 @@ def _evaluate(
         recorded = RecordedMeasure.of(measure, options, errors)
         through = RecordedProbe(measure.probe, resolved.probes[measure.probe])
         # Errors don't change the value: the random numbers are the same without.
-        random_stream = key_of(facts, replace(recorded, errors=None), through)
-        key = key_of(facts, recorded, through)
+        random_stream = make_key(facts, replace(recorded, errors=None), through)
+        key = make_key(facts, recorded, through)
         cells.append(Cell(key, planned, recorded, through, random_stream))
     start = time.perf_counter()
     count = len(samples.inputs)
@@ -266,7 +266,7 @@ def _evaluate(
         # The samples determine the keys, and those of a stream are only known at its end.
         facts = replace(facts, **sample_facts(samples.inputs, stream))
         records = [
-            replace(r, key=key_of(facts, r.measure, r.probe), subject=facts) for r in records
+            replace(r, key=make_key(facts, r.measure, r.probe), subject=facts) for r in records
         ]
     request = {"measures": [m.name for m in measures], "settings": requested}
     seconds = round(time.perf_counter() - start, 3)

@@ -62,7 +62,9 @@ class ProgressMonitor:
             self._progress.warn(message)
 
     def unloadable(self, reason: str) -> None:
-        """Handle a subject that can't be loaded; `reason` is empty if its worker crashed.
+        """Handle a subject that can't be loaded.
+
+        `reason` is empty if its worker crashed.
 
         Raises
         ------

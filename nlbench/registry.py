@@ -471,7 +471,10 @@ def describe(entry: Entry) -> str:
 
 
 def parse_source(module: str) -> ast.Module:
-    """Parse a module's source without importing it; empty if there is none."""
+    """Parse a module's source without importing it.
+
+    Empty if there is none.
+    """
     spec = find_source(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return ast.Module([], [])

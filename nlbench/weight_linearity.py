@@ -112,8 +112,8 @@ def weight_linearity(
     if not len(inputs):
         raise RequestError("there are no samples")
     network = _Network(end, inputs[:MAX_SAMPLES])
-    before = network.parameters_of(start)
-    after = network.parameters_of(end)
+    before = network.read_parameters(start)
+    after = network.read_parameters(end)
     step = {name: after[name] - value for name, value in before.items()}
     network.check_derivative(before, step)
     first, tangent = network.derivative(before, step)
@@ -172,7 +172,7 @@ class _Network:
         self._inputs = inputs.double() if inputs.is_floating_point() else inputs
         self._shapes = {name: value.shape for name, value in self._model.named_parameters()}
 
-    def parameters_of(self, model: nn.Module) -> dict[str, Tensor]:
+    def read_parameters(self, model: nn.Module) -> dict[str, Tensor]:
         """Return a checkpoint's parameters in float64."""
         own = dict(model.named_parameters())
         different = [

@@ -58,7 +58,10 @@ class Standing(Score):
 
     @property
     def ranks(self) -> str:
-        """The interval for the rank as text, such as ``1–3``; empty if it is unknown."""
+        """The interval for the rank as text, such as ``1–3``.
+
+        Empty if it is unknown.
+        """
         if self.best is None or self.worst is None:
             return ""
         return str(self.best) if self.best == self.worst else f"{self.best}–{self.worst}"

@@ -176,7 +176,10 @@ def _details(row: Row, differing: Collection[str]) -> str:
 
 
 def _strip(row: Row, data: PageData, measure: str, content: Mapping[str, Any]) -> Markup:
-    """Draw the strip of a row; if there are too many places, the page omits it."""
+    """Draw the strip of a row.
+
+    If there are too many places, the page omits it.
+    """
     entry = row.entries[measure]
     colours = data.colours[measure]
     if not entry.places or colours is None or not data.has_places(row):

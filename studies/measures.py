@@ -57,7 +57,8 @@ from .shared.orders import WORDS, Order, adjusted, compute_order
 SAMPLES, PAIRS, IMAGES = 512, 32, 4
 """For each network: samples, pairs of samples joined by a path, and images with a path of eight
 segments around each."""
-QUICK_SAMPLES, QUICK_PAIRS = 128, 2
+QUICK_SAMPLES = 128
+QUICK_PAIRS = 2
 REPEATED_LADDERS, REPEATED_SEEDS = ("relu", "residual", "sine"), (0, 1, 2, 3)
 BATCHES = {f"{probe}.batch": 32 for probe in ("sites", "function", "outputs", "graph")}
 MIN_TRAIN_ACCURACY = 0.95
@@ -118,7 +119,8 @@ class Measures(Study):
 
     def analyse(self, runs: Runs) -> Findings:
         """Assess the order, exactness, invariance, agreement and cost of each measure."""
-        cells, descriptions = read_cells(runs), read_descriptions(runs)
+        cells = read_cells(runs)
+        descriptions = read_descriptions(runs)
         orders = _orders(cells, descriptions)
         names = list(dict.fromkeys(measure for measure, _ in orders))
         shipped, shipped_precision = shipped_results(descriptions)

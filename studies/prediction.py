@@ -180,8 +180,12 @@ def _networks(context: Context, task: str) -> dict[str, list[Path]]:
 def _request_network(
     context: Context, task: str, model: str, level: int, decay: float, repeat: int
 ) -> Path:
-    """Request a network; each fraction of wrong labels has seeds of its own."""
-    settings, noise = TASKS[task], NOISES[level]
+    """Request a network.
+
+    Each fraction of wrong labels has seeds of its own.
+    """
+    settings = TASKS[task]
+    noise = NOISES[level]
     return context.request_training(
         model,
         task,

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 AMOUNTS = (0, 0.25, 0.5, 0.75, 1)
 QUICK_AMOUNTS = (0, 0.5, 1)
-SAMPLES, FITTING_SAMPLES = 64, 256
+SAMPLES = 64
+FITTING_SAMPLES = 256
 MEASURES = (
     "affinity", "r2", "cka", "linearity", "elementwise-residual", "substitution", "nlc",
     "affine-residual", "geometric-complexity",
@@ -68,7 +69,10 @@ class Plant:
 
     @property
     def problem(self) -> str:
-        """Why the network can't be built; empty if it can."""
+        """Why the network can't be built.
+
+        Empty if it can.
+        """
         zoo, _, name = self.model.partition("/")
         return MEMBERS[name].problem if zoo == "zoo" else ""
 
@@ -154,7 +158,10 @@ class TrainedLadders(Study):
 
 
 def _write_rungs(context: Context, plant: Plant, ladder: Ladder) -> tuple[str, ...]:
-    """Write the checkpoint of each rung unless it exists; return their paths."""
+    """Write the checkpoint of each rung unless it exists.
+
+    Return their paths.
+    """
     import torch
 
     from nlbench.serialization.files import make_folder

@@ -218,7 +218,8 @@ def _make_dataset(
     def with_preprocessing(steps: Preprocessing) -> Dataset:
         if size and size != steps.crop:
             steps = replace(steps, crop=size, resize=round(steps.resize * size / steps.crop))
-        mean, std = steps.mean, steps.std
+        mean = steps.mean
+        std = steps.std
         if channels != len(mean):
             mean = (sum(mean) / len(mean),)
             std = (sum(std) / len(std),)

@@ -269,7 +269,8 @@ def export_program(network: nn.Module, folder: Path, inputs: Tensor) -> float:
     nlbench.RequestError
         If `torch.export` can't trace the network, or the other process can't load it.
     """
-    network, inputs = network.cpu(), inputs[:3].cpu()
+    network = network.cpu()
+    inputs = inputs[:3].cpu()
     shapes = ({0: torch.export.Dim("batch")},)
     try:
         program = torch.export.export(network, (inputs[:2].clone(),), dynamic_shapes=shapes)

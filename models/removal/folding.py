@@ -113,7 +113,8 @@ def _can_absorb(module: nn.Module) -> bool:
 
 def _absorb(producer: Any, layer: AffineActivation) -> None:
     """Fold a map into the layer before it, in place, and make the map an identity."""
-    slope, intercept = layer.weight.clone(), layer.bias.clone()
+    slope = layer.weight.clone()
+    intercept = layer.bias.clone()
     producer.weight.mul_(slope.view(-1, *[1] * (producer.weight.ndim - 1)))
     if producer.bias is None:
         producer.bias = nn.Parameter(torch.zeros_like(intercept))

@@ -184,7 +184,8 @@ class StreamFit:
 
     def _covariances(self, sums: StreamSums) -> tuple[Tensor, Tensor]:
         """Return mean products of u with u and t, about the means if there is a bias."""
-        uu, ut = sums.uu / sums.n, sums.ut / sums.n
+        uu = sums.uu / sums.n
+        ut = sums.ut / sums.n
         if self._has_bias:
             mean = sums.u / sums.n
             uu = uu - torch.outer(mean, mean)
@@ -264,7 +265,8 @@ class Span:
         """Return the span in a network that lacks some blocks before it."""
         if not count:
             return self
-        first, last = self.first - count, self.last - count
+        first = self.first - count
+        last = self.last - count
         call, end = (CallId(f"{self.blocks}.{index}", 0) for index in (first, last))
         place = replace(self.place, call=call, last=end if self.place.last is not None else None)
         return Span(place, self.blocks, first, last)
@@ -284,7 +286,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class SpanResult:
-    """Maps of one span, and what each costs; a map that can't be made is missing.
+    """Maps of one span, and what each costs.
+
+    A map that can't be made is missing.
 
     Parameters
     ----------
@@ -394,10 +398,11 @@ class SpanEvaluation:
                     after[call] = first_tensor((output,)).clone()  # type: ignore[union-attr]  # noqa: B023
                 return output
 
-            with self._outputs_of(folds) as branches:
+            with self._watch_outputs(folds) as branches:
                 CallInterception(self._model).run(batch.clone(), note)
             for span in spans:
-                x, y = before[span.place.call], after[span.place.end]
+                x = before[span.place.call]
+                y = after[span.place.end]
                 fits[span]["affine"].add(x, x, y)
                 if (path := folds[span]) is not None:
                     fits[span]["fold"].add(branches[path], x, y)
@@ -409,7 +414,7 @@ class SpanEvaluation:
         return maps
 
     @contextmanager
-    def _outputs_of(self, folds: Mapping[Span, str | None]) -> Iterator[dict[str, Tensor]]:
+    def _watch_outputs(self, folds: Mapping[Span, str | None]) -> Iterator[dict[str, Tensor]]:
         """Record the outputs of the layers that maps fold into."""
         outputs: dict[str, Tensor] = {}
         handles = []
@@ -436,7 +441,7 @@ class SpanEvaluation:
         for start in range(0, len(self._inputs), BATCH):
             batch = self._inputs[start : start + BATCH]
             labels = None if self._labels is None else self._labels[start : start + BATCH]
-            with self._outputs_of(folds) as branches:
+            with self._watch_outputs(folds) as branches:
                 original = validated_outputs(prefix.record(batch), len(batch))
                 base = sample_losses(original, labels, original)
                 for span in spans:
@@ -458,7 +463,7 @@ class SpanEvaluation:
         folds = {result.span: path}
         with torch.no_grad(), evaluation_mode(self._model), without_fast_path():
             prefix = SharedPrefix(self._model, [result.span.place], inputs)
-            with self._outputs_of(folds) as branches:
+            with self._watch_outputs(folds) as branches:
                 prefix.record(inputs)
                 branch = None if path is None else branches[path]
                 new = replacement(result.maps.get(map_name), branch)
@@ -555,7 +560,8 @@ def _fold(layer: nn.Module, fitted: StreamMap) -> None:
 def delete_blocks(model: nn.Module, span: Span, fitted: StreamMap | None = None) -> None:
     """Delete a span of blocks in place, or put an affine map of the stream where they were."""
     blocks: Any = model.get_submodule(span.blocks)
-    length, first = len(blocks), span.first
+    length = len(blocks)
+    first = span.first
     if fitted is not None:
         width = len(fitted.weight)
         layer = AffineModule(blocks[first], width, width, -1)
@@ -589,7 +595,8 @@ def embedding(model: nn.Module) -> Any:
 
 def has_tied_head(model: nn.Module) -> bool:
     """Return True if the embedding table is also the weight of the head."""
-    table, head = embedding(model), None
+    table = embedding(model)
+    head = None
     if table is not None:
         head = pretrained_model(model).get_output_embeddings()
     return head is not None and head.weight is table.weight

@@ -37,7 +37,9 @@ MEASURES = ("accuracy", "linear-units", "pathlength")
 
 @dataclass(frozen=True)
 class LinearisationRequest:
-    """A request to linearise a network with several values of ω and seeds; see `TrainingRequest`.
+    """A request to linearise a network with several values of ω and seeds.
+
+    See `TrainingRequest`.
 
     Parameters
     ----------

@@ -91,11 +91,17 @@ def run_training(
 
 
 def finished_training(request: TrainingRequest, out: Path) -> TrainingSummary | None:
-    """Return the summary of a training run; None if it is not finished."""
+    """Return the summary of a training run.
+
+    None if it is not finished.
+    """
     return TrainingFolder(out, request, load_recipe(request), "").finished()
 
 
 def check_training(request: TrainingRequest) -> str:
-    """Check that a recipe applies to its network; return a warning or an empty string."""
+    """Check that a recipe applies to its network.
+
+    Return a warning or an empty string.
+    """
     source = model_source(replace(request, weights="init").subject)
     return load_recipe(request).check(source.fresh(), example_of(source.dataset))

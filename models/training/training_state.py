@@ -56,7 +56,9 @@ def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def difference_text(before: Mapping[str, Any], now: Mapping[str, Any], *ignored: str) -> str:
-    """Describe the first three entries that differ; empty if none does.
+    """Describe the first three entries that differ.
+
+    Empty if none does.
 
     Examples
     --------

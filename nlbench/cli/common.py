@@ -76,7 +76,10 @@ def split_subject_options(
 def subject_options(
     texts: Iterable[str], model: str, data: str
 ) -> tuple[SettingPairs, SettingPairs]:
-    """Return the model's arguments and the dataset's options; raise if there are other settings."""
+    """Return the model's arguments and the dataset's options.
+
+    Raise if there are other settings.
+    """
     arguments, options, others = split_subject_options(texts, model, data)
     if others:
         raise RequestError(f"--set {next(iter(others))}: expected {data}.OPTION=VALUE")

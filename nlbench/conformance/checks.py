@@ -100,7 +100,8 @@ def check_direction(trial: Trial, first: Result) -> Iterator[Check]:
         reason = "not declared" if more_means == "neither" else f"affine network: {affine.reason}"
         yield Check("direction", "not checked", reason)
         return
-    relu, identity = value_of(first), value_of(affine)
+    relu = value_of(first)
+    identity = value_of(affine)
     is_correct = relu > identity if more_means == "more nonlinear" else relu < identity
     detail = f"{relu:.6g} with ReLUs, {identity:.6g} with identities"
     yield Check("direction", "kept" if is_correct else "broken", detail)

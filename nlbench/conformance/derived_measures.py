@@ -49,7 +49,8 @@ def check_repeatability(trial: Trial, first: Result) -> Iterator[Check]:
     results: dict[str, Result] = {}
     measure = _with_two_more_instances(trial.measure, results)
     value = trial.value(relu_network(), samples(), measure=measure)
-    second, used = results.get("second", value), results.get("used", value)
+    second = results.get("second", value)
+    used = results.get("used", value)
     yield check_equal(
         "two instances",
         difference(value, second, 0.0),
@@ -172,7 +173,8 @@ def check_replicates(trial: Trial, first: Result) -> Iterator[Check]:
 
 def check_invariances(trial: Trial, first: Result) -> Iterator[Check]:
     """Check each known invariance, whether or not the measure declares it."""
-    model, inputs = relu_network().double(), samples().double()
+    model = relu_network().double()
+    inputs = samples().double()
     for name, description in INVARIANCES.items():
         is_claimed = name in trial.measure.invariant_to and not trial.settings
         label = f"invariant to {name}"
@@ -193,7 +195,10 @@ def check_invariances(trial: Trial, first: Result) -> Iterator[Check]:
 
 
 ResultPair = tuple[Result, Result] | None
-"""Results without and with a variation; None if it doesn't apply."""
+"""Results without and with a variation.
+
+None if it doesn't apply.
+"""
 
 
 def _vary_batches(trial: Trial, model: nn.Module, inputs: Tensor) -> ResultPair:
@@ -219,7 +224,8 @@ def _vary_channels(
             return None
 
         def changed_channels(observation: Any) -> Any:
-            x, y = getattr(observation, "x", None), getattr(observation, "y", None)
+            x = getattr(observation, "x", None)
+            y = getattr(observation, "y", None)
             if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.ndim == y.ndim == 2):
                 return observation
             changed.append(observation)

@@ -140,5 +140,8 @@ class Check:
 
 
 def check_equal(name: str, difference: str, hint: str = "") -> Check:
-    """Return a check that is broken if there is a difference; its detail ends with `hint`."""
+    """Return a check that is broken if there is a difference.
+
+    Its detail ends with `hint`.
+    """
     return Check(name, "broken" if difference else "kept", difference and difference + hint)

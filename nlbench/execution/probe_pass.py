@@ -235,8 +235,10 @@ class Pass:
             return self._outcomes(entries)
 
     def _outcomes(self, entries: Sequence[MeasureEntry]) -> list[Feed]:
-        probe, subject = load_probe(self.probe), self.subject
-        resources, monitor = self.resources, self.monitor
+        probe = load_probe(self.probe)
+        subject = self.subject
+        resources = self.resources
+        monitor = self.monitor
         device = torch.device("cpu") if probe.shows_on_cpu else resources.device
         streams = [RandomStream(stream, resources.device) for *_, stream in entries]
         feeds = [
@@ -266,7 +268,8 @@ class Pass:
         except BaseException as error:
             raise_interruption(error)
             # The model's forward pass may raise any exception; every measure then fails.
-            failure, out_of_memory = result_of_error(error), is_out_of_memory(error)
+            failure = result_of_error(error)
+            out_of_memory = is_out_of_memory(error)
             facts = error.facts if isinstance(error, NothingObserved) else {}
         if stream is not None and stream.samples == read and stream.exceeds(len(subject.inputs)):
             count = len(subject.inputs)

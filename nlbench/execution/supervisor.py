@@ -109,7 +109,9 @@ class Supervisor:
     def measure(
         self, unit: Unit, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Record | Event]:
-        """Measure a unit; yield events and, for each cell, a record.
+        """Measure a unit.
+
+        Yield events and, for each cell, a record.
 
         A cell that exceeds its time limit fails, and the others continue in a new process. If
         the process crashes, the remaining cells are retried one at a time, so that only the cell
@@ -136,10 +138,12 @@ class Supervisor:
                 reason = "the worker returned no result"
             except WorkerTimeout as error:
                 left = [cell for cell in part.cells if cell.key in pending]
-                missing, is_early = _late_cells(error.phase, left), error.phase.is_early
+                missing = _late_cells(error.phase, left)
+                is_early = error.phase.is_early
                 reason = f"{_PHASE_TEXTS[error.phase.name]} longer than {self.timeout:g} s"
             except WorkerCrash as error:
-                is_early, reason = one_by_one and error.phase.is_early, str(error)
+                is_early = one_by_one and error.phase.is_early
+                reason = str(error)
                 # A crash before the first forward pass would recur for every other cell.
                 missing = cells if is_early else part.cells if one_by_one else ()
                 one_by_one = True

@@ -85,7 +85,8 @@ class UnitRunner:
         except BaseException as error:
             raise_interruption(error)
             # A model or dataset plugin may raise any exception, which affects only this subject.
-            reason, trace = error_text(error), traceback.format_exc()
+            reason = error_text(error)
+            trace = traceback.format_exc()
             if not isinstance(error, NlbenchError):
                 reason = f"{plan.spec.model} on {plan.spec.data}: {reason}"
         else:
@@ -166,7 +167,8 @@ class UnitRunner:
             return self._cached_subject(unit, remark), machine
 
     def _cached_subject(self, unit: Unit, remark: str) -> Subject:
-        plan, device = unit.cells[0].subject, torch.device(unit.device)
+        plan = unit.cells[0].subject
+        device = torch.device(unit.device)
         key = plan.key, unit.device, unit.precision
         subject, planned_at = self._subject, None
         if subject is None or self._subject_key != key:
@@ -227,7 +229,9 @@ def records_of(
     remark: str = "",
     reload: Callable[[], Subject] | None = None,
 ) -> Iterator[Record]:
-    """Observe a subject with each probe that its cells require; yield the record of each cell.
+    """Observe a subject with each probe that its cells require.
+
+    Yield the record of each cell.
 
     Parameters
     ----------

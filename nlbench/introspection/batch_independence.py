@@ -161,7 +161,9 @@ def check_memory(rows: Callable[[Tensor], Tensor], pair: Tensor) -> str:
         return rows(buffer.copy_(samples)).clone()
 
     sample = pair[1:]
-    more, first, swapped = rows(sample[[0] * 3]).clone(), run(pair), run(pair.flip(0))
+    more = rows(sample[[0] * 3]).clone()
+    first = run(pair)
+    swapped = run(pair.flip(0))
     if not first.shape == swapped.shape == (2, *more.shape[1:]):
         return ""
     follows = _close(swapped, first.flip(0), GROUP_TOLERANCE_EPS)
@@ -170,7 +172,8 @@ def check_memory(rows: Callable[[Tensor], Tensor], pair: Tensor) -> str:
     if not _close(run(pair.flip(0)), swapped, PAIR_TOLERANCE_EPS):
         return CHANGES
     run(pair[[0, 0]])
-    copies, most = run(pair[[1, 1]]), rows(sample[[0] * 5])
+    copies = run(pair[[1, 1]])
+    most = rows(sample[[0] * 5])
     is_known = _close(more[:1], most[:1], GROUP_TOLERANCE_EPS)
     is_stale = is_known and not _close(copies[:1], more[:1], GROUP_TOLERANCE_EPS)
     if is_stale or (torch.equal(first, swapped) and not follows):

@@ -278,7 +278,10 @@ class ModuleStack(TorchFunctionMode):
         return wrapper
 
     def around(self, call: ModuleCall) -> Any:
-        """Run a module call, and return its output; subclasses extend this method."""
+        """Run a module call, and return its output.
+
+        Subclasses extend this method.
+        """
         self.stack.append(call)
         try:
             return call.forward(*call.args, **call.kwargs)

@@ -82,7 +82,10 @@ class Changes(list[str]):
         self.lasting: list[str] = []
 
     def add(self, names: Iterable[tuple[str, bool]], *, is_foreign: bool = False) -> None:
-        """Add names, each with False if it could not be restored; see `foreign_changes`."""
+        """Add names, each with False if it could not be restored.
+
+        See `foreign_changes`.
+        """
         for name, is_restored in names:
             if name not in self:
                 self.append(name)
@@ -194,7 +197,10 @@ def _read(settings: list[_Setting]) -> list[Any]:
 
 
 def _restore(settings: list[_Setting], values: list[Any]) -> Iterator[tuple[str, bool]]:
-    """Restore settings; yield the names of what changed, with False if it still differs."""
+    """Restore settings.
+
+    Yield the names of what changed, with False if it still differs.
+    """
     for setting, before in zip(settings, values, strict=True):
         if setting.differs(before, setting.read()):
             with contextlib.suppress(Exception):  # A model's mode may raise any.

@@ -89,19 +89,23 @@ class BackgroundWorkers(Generic[Item]):
         self._limit = limit
 
     def put(self, item: Item) -> None:
-        """Submit an item; block while the limit is exceeded.
+        """Submit an item.
+
+        Block while the limit is exceeded.
 
         Raises
         ------
         Exception
             The exception raised while processing an item.
         """
-        lane, size = self._lane(item), self._size(item)
+        lane = self._lane(item)
+        size = self._size(item)
         is_alone = lane not in self._lanes or self._limit == 0
         self._wait(-1 if is_alone else max(0, self._limit - size))
         self._raise_error()
         number = self._lanes.setdefault(lane, len(self._lanes) % len(self._executors))
-        context, executor = self._contexts[number], self._executors[number]
+        context = self._contexts[number]
+        executor = self._executors[number]
         future = executor.submit(context.run, self._process, self._submitted, item)
         self._sizes[future] = size
         self._submitted += 1
@@ -109,7 +113,10 @@ class BackgroundWorkers(Generic[Item]):
             self._wait(-1)
 
     def _wait(self, limit: int) -> None:
-        """Wait until the items that wait or run have at most `limit` bytes; with -1, for all."""
+        """Wait until the items that wait or run have at most `limit` bytes.
+
+        With -1, for all.
+        """
         while self._sizes and sum(self._sizes.values()) > limit:
             for future in wait(self._sizes, return_when=FIRST_COMPLETED).done:
                 del self._sizes[future]

@@ -38,7 +38,9 @@ def changed_keys(recorded: Mapping[K, object], current: Mapping[K, object]) -> l
 
 def decisions_of(cell: Record | Cell) -> dict[tuple[object, ...], object]:
     """Return the decisions that determine the values of a cell, planned or recorded."""
-    measure, probe, subject = cell.measure, cell.probe, cell.subject
+    measure = cell.measure
+    probe = cell.probe
+    subject = cell.subject
     decisions: dict[tuple[object, ...], object] = {
         ("measure", measure.name): (
             measure.version,

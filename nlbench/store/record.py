@@ -171,7 +171,9 @@ class Record:
 
 
 def reading_problem(record: Record) -> str:
-    """Return why a record can't be read back from its file; empty if it can.
+    """Return why a record can't be read back from its file.
+
+    Empty if it can.
 
     Results and facts come from plugins, and a single bad file would make the run unreadable.
     """

@@ -111,7 +111,10 @@ class ModelSource:
         return build_model(spec.model, self.dataset, spec.seed, arguments)
 
     def build(self) -> tuple[nn.Module, dict[str, str]]:
-        """Build the network with its weights on the CPU; return it and the weights' metadata."""
+        """Build the network with its weights on the CPU.
+
+        Return it and the weights' metadata.
+        """
         model, file = self.fresh(), self.weights.file
         if file is None:
             return model, {}

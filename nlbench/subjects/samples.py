@@ -302,7 +302,10 @@ class DrawnBatches(Batches):
         return self.samples
 
     def _converted(self, inputs: Tensor) -> Tensor:
-        """Convert floats to the model's precision; tokens stay integers."""
+        """Convert floats to the model's precision.
+
+        Tokens stay integers.
+        """
         floats = (p.dtype for p in self._model.parameters() if p.is_floating_point())
         return inputs.to(next(floats, torch.float32)) if inputs.is_floating_point() else inputs
 

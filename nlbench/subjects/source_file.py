@@ -132,7 +132,10 @@ class SourceFile:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """The parsed source; an error if it isn't valid Python."""
+        """The parsed source.
+
+        An error if it isn't valid Python.
+        """
         try:
             return _parse(_read(self.file))
         except (SyntaxError, ValueError, RecursionError) as error:

@@ -22,7 +22,8 @@ from nlbench.reports.agreement import Correlation
 
 SIGNIFICANCE = 0.05
 RESAMPLES = 4000
-_BOOTSTRAP_REPEATS, _BOOTSTRAP_SEED = 1000, zlib.crc32(b"networks")
+_BOOTSTRAP_REPEATS = 1000
+_BOOTSTRAP_SEED = zlib.crc32(b"networks")
 MAX_CORRELATION = 1 - 1e-9
 """Size to which correlations are limited, so that Fisher's transform is finite."""
 MIN_NETWORKS = 3

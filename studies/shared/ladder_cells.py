@@ -47,7 +47,8 @@ def read_cells(runs: Runs, ladders: Mapping[str, Ladder] = ALL_LADDERS) -> pd.Da
     for part, run in runs.items():
         name, _, variant = part.partition(".")
         for record in run.records:
-            rung, seed = ladders[name].find_rung(record.subject), record.subject.seed
+            rung = ladders[name].find_rung(record.subject)
+            seed = record.subject.seed
             explained = float((record.subject.weights_metadata or {}).get("explained", "nan"))
             if explained < MIN_EXPLAINED:
                 continue

@@ -250,7 +250,8 @@ def fit_table(runs: Runs) -> pd.DataFrame:
             header = record.subject.weights_metadata or {}
             if not {"train_accuracy", "explained"} & set(header):
                 continue
-            rung, seed = ladder.find_rung(record.subject), record.subject.seed
+            rung = ladder.find_rung(record.subject)
+            seed = record.subject.seed
             numbers = (float(header.get(name, "nan")) for name in names)
             rows[ladder.name, rung, seed] = (ladder.name, ladder.rungs[rung].label, *numbers)
     columns = ["ladder", "rung", "training accuracy", "test accuracy", "explained", "linear share"]

@@ -23,7 +23,10 @@ PUBLISHED_NORMAL_SCORES = {
 }
 """Scores of activations on many independent, normally distributed inputs, from the slides."""
 PAPER_ACTIVATIONS = tuple(PUBLISHED_NORMAL_SCORES)
-"""Activations in the paper; the model for each is ``functions/NAME``."""
+"""Activations in the paper.
+
+The model for each is ``functions/NAME``.
+"""
 
 
 def one_batch(samples: int, shrinkage: str = "none") -> dict[str, str | int]:

@@ -523,7 +523,10 @@ def _add_or_multiply(call: ChannelCall) -> Tensor:
 
 
 def _merge_operands(call: ChannelCall, *operands: Any) -> Tensor:
-    """Merge operands elementwise; a constant adds no branch, but may distinguish copies."""
+    """Merge operands elementwise.
+
+    A constant adds no branch, but may distinguish copies.
+    """
     flowing = [value for value in operands if call.nodes_of(value) is not None]
     for value, other in itertools.product(flowing, operands):
         if isinstance(other, Tensor) and call.nodes_of(other) is None:

@@ -144,7 +144,8 @@ def plane(
     if not torch.isfinite(output).all():
         raise NotFinite("the network's output is not finite on the plane")
     sites = evaluator.piecewise.program.sites
-    right, above = rows.right[..., 1:].clone(), rows.up[:, 1:].clone()
+    right = rows.right[..., 1:].clone()
+    above = rows.up[:, 1:].clone()
     return Plane(
         u,
         v,
@@ -201,7 +202,8 @@ class _Rows:
 
         def compare(step: ProgramStep, kink: int, pattern: Margins | Windows) -> None:
             """Compare pixels with those to the left and those below."""
-            key, site = (step.output, kink), self._site_index[step.output]
+            key = (step.output, kink)
+            site = self._site_index[step.output]
             states = row.setdefault(key, [])
             stop = start + len(pattern.state)
             left = torch.cat([states[-1][-1:] if states else pattern.state[:1], pattern.state[:-1]])

@@ -68,7 +68,9 @@ def trace_adaptively(
     memory: int | None = None,
     needs: PointMemory | None = None,
 ) -> Iterator[SegmentTrace]:
-    """Trace a recorded program along segments, as many at a time as fit; see `trace_segment`.
+    """Trace a recorded program along segments, as many at a time as fit.
+
+    See `trace_segment`.
 
     Each trace reports its ``sensitivity`` and, as ``shorter_than_sensitivity``, the number of
     boundaries that were crossed in the same step as another, so that the regions in between were

@@ -83,7 +83,9 @@ def check_traces(
 
 
 class _Checks:
-    """Comparisons of S traces with the network; each raises if a trace disagrees.
+    """Comparisons of S traces with the network.
+
+    Each raises if a trace disagrees.
 
     Parameters
     ----------
@@ -288,7 +290,9 @@ def _resolution(trace: SegmentTrace) -> float:
 
 
 def _run_together(network: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the outputs (m, ...); raise if the network takes no batches.
+    """Return the outputs (m, ...).
+
+    Raise if the network takes no batches.
 
     The last input is run alone, as in a recording.
     """

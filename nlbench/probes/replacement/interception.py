@@ -60,7 +60,8 @@ class ReplaceableCall:
         nlbench.Undefined
             If the tensor doesn't hold all samples of the batch.
         """
-        batch, channel = self.batch_axis, self.channel_axis
+        batch = self.batch_axis
+        channel = self.channel_axis
         if batch is None:
             return tensor, channel
         moved = batch_first(tensor, batch)

@@ -278,19 +278,24 @@ class CallInterceptor(SiteNames):
 
     def _begin(self, x: Tensor, label: str, kind: str | None, axis: int | None = None) -> SiteCall:
         """Begin a call with its input, which the call may overwrite."""
-        problem, any_rows = "", False
+        problem = ""
+        any_rows = False
         try:
             batch, channel, assumed = self._axes(x)
         except Undefined as error:
-            batch, problem = None, str(error)
+            batch = None
+            problem = str(error)
             known = self.layouts.channel(x)
-            channel, assumed = max(x.ndim - 1, 0) if known is None else known, known is None
+            channel = max(x.ndim - 1, 0) if known is None else known
+            assumed = known is None
             if self.policy.positions.policy.takes_any_rows and not is_vmapped(x):
-                problem, any_rows = "", True
+                problem = ""
+                any_rows = True
             shape = tuple(x.shape[1:])
         else:
             if axis is not None and axis != batch:
-                channel, assumed = axis, False
+                channel = axis
+                assumed = False
             channel = channel + 1 if batch is None or channel < batch else channel
             shape = tuple(batch_first(x, batch).shape[1:])
         sampled = not self.layouts.is_constant(x)

@@ -278,7 +278,8 @@ class GridGroup:
         Nodes are counted across all segments.
         """
         steps = self.steps
-        owner, node = nodes // (steps + 1), nodes % (steps + 1)
+        owner = nodes // (steps + 1)
+        node = nodes % (steps + 1)
 
         def callback(rows: slice, step: ProgramStep, kink: int, pattern: Margins | Windows) -> None:
             s, i = owner[rows], node[rows]
@@ -633,7 +634,8 @@ class GridGroup:
         own_values, other_values = values.unbind(1)
         rests = torch.isin(other_values, self._evaluator.piecewise.resting_values)
         moving = ~rests & (own_values != other_values) & is_set
-        noise, site = windows.noise.flatten()[row], self._site_index[step.output]
+        noise = windows.noise.flatten()[row]
+        site = self._site_index[step.output]
         switches.add(interval[row], site, 0, group, values, noise, moving)
 
 

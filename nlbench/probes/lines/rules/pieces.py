@@ -32,7 +32,10 @@ class UnitPieces(Protocol):
         """Return where the output bends if the inputs are affine between neighbouring points."""
 
     def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        """Return a mask of the pieces that each unit may be on, (pieces, P, ...); see `changes`."""
+        """Return a mask of the pieces that each unit may be on, (pieces, P, ...).
+
+        See `changes`.
+        """
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ class Kinks:
     def bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
         """Return the crossings of all thresholds."""
         error = self.error(inputs, bounds)
-        intervals, fractions = [], []
+        intervals = []
+        fractions = []
         for threshold, margin in zip(self.thresholds, self.distances(inputs), strict=True):
             tolerance = functools.partial(self.tolerance, threshold=threshold)
             interval, _, fraction = unit_crossings(margin, error, tolerance)
@@ -153,7 +157,8 @@ class MaxGroups:
     def bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
         """Return where the largest member of a window changes."""
         top, members, _ = self.tied(inputs, bounds)
-        top, members = top.flatten(1, 2), members.flatten(1, 2)
+        top = top.flatten(1, 2)
+        members = members.flatten(1, 2)
         # A member that is largest at both points is also largest between them: a maximum is convex.
         changed = ~(top[:-1] & top[1:]).any(-1)
         interval, window = changed.nonzero().unbind(1)
@@ -187,7 +192,10 @@ class MaxGroups:
         return self.lines(bound.expand_as(x)).abs()
 
     def _members(self, lines: Tensor) -> Tensor:
-        """Return the window members (P, rows, windows, members); 1 × 1 for a single position."""
+        """Return the window members (P, rows, windows, members).
+
+        1 × 1 for a single position.
+        """
         x = lines.reshape(len(lines), -1, lines.shape[-1])
         return x[..., None] if x.shape[-1] == 1 else x[:, :, self.windows_on(x.device)]
 
@@ -213,14 +221,17 @@ class Ranks:
 
     def bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
         """Return where two units swap ranks and a rank in the output is one of theirs."""
-        x, error = self.groups(inputs), self._noise(inputs, bounds)
+        x = self.groups(inputs)
+        error = self._noise(inputs, bounds)
         size = x.shape[-1]
         first, second = _pairs(size, x.device)
         margin = x[..., first] - x[..., second]
         uncertain = torch.hypot(error[..., first], error[..., second])
         interval, unit, fraction = unit_crossings(margin, uncertain)
-        group, pair = unit // len(first), unit % len(first)
-        left, right = x[interval, group], x[interval + 1, group]
+        group = unit // len(first)
+        pair = unit % len(first)
+        left = x[interval, group]
+        right = x[interval + 1, group]
         end_error = torch.maximum(error[interval, group], error[interval + 1, group])
         lines = torch.stack([first[pair], second[pair]], 1)
         used = torch.zeros(size + 1, dtype=torch.int64)
@@ -231,7 +242,8 @@ class Ranks:
 
     def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
         """Return a mask of the units that may have each rank, (units, P, groups, ranks)."""
-        x, error = self.groups(inputs), self._noise(inputs, bounds)
+        x = self.groups(inputs)
+        error = self._noise(inputs, bounds)
         owner = self._owners(x)
         distance = (x[..., None, :] - x.gather(-1, owner)[..., None]).abs()
         near = distance <= error[..., None, :] + error.gather(-1, owner)[..., None]
@@ -379,7 +391,8 @@ def _rank_changes(
         smaller = (tied & (slope < rates - equal)).sum(1)
         larger = (tied & (slope > rates + equal)).sum(1)
         coinciding = tied.sum(1) - smaller - larger
-        before, after = above + smaller, above + larger
+        before = above + smaller
+        after = above + larger
         # Check for a used rank that the line has before the crossing but not after it.
         common = torch.maximum(before, after)
         common_end = torch.maximum(torch.minimum(before, after) + coinciding, common)
@@ -424,14 +437,22 @@ def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple
     bends: list[tuple[Tensor, Tensor]] = []
     while True:
         active = (~last.gather(1, current).squeeze(1)).nonzero().squeeze(1)
-        left, slope, last = left[active], slope[active], last[active]
-        current, position, row = current[active], position[active], row[active]
+        left = left[active]
+        slope = slope[active]
+        last = last[active]
+        current = current[active]
+        position = position[active]
+        row = row[active]
         if not len(row):
             break
         current, position = _next(left, slope, current, position)
         inside = (position.squeeze(1) < 1).nonzero().squeeze(1)
-        left, slope, last = left[inside], slope[inside], last[inside]
-        current, position, row = current[inside], position[inside], row[inside]
+        left = left[inside]
+        slope = slope[inside]
+        last = last[inside]
+        current = current[inside]
+        position = position[inside]
+        row = row[inside]
         bends.append((position.squeeze(1), row))
     if not bends:
         return left.new_zeros(0), row
@@ -446,10 +467,14 @@ ones would require a synchronisation at each bend."""
 def _overtakes_on_gpu(
     left: Tensor, slope: Tensor, last: Tensor, current: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute `overtakes` with one synchronisation; k lines have fewer than k bends."""
+    """Compute `overtakes` with one synchronisation.
+
+    K lines have fewer than k bends.
+    """
     position = torch.zeros_like(left[:, :1])
     active = ~last.gather(1, current).squeeze(1)
-    positions, bends = [], []
+    positions = []
+    bends = []
     for _ in range(left.shape[1] - 1):
         current, position = _next(left, slope, current, position)
         active &= position.squeeze(1) < 1
