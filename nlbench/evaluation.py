@@ -23,6 +23,7 @@ from nlbench.introspection.exclusive import one_measurement
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
 from nlbench.introspection.precision import exact_arithmetic
+from nlbench.introspection.pytree import object_parts
 from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.introspection.threads import default_threads, torch_threads
 from nlbench.introspection.wrappers import unwrapped
@@ -369,7 +370,8 @@ def _read_samples(
     model: nn.Module, inputs: object, labels: Tensor | bool | str | None, stored: int
 ) -> _Samples:
     label_place = None if isinstance(labels, Tensor) else labels
-    if isinstance(inputs, Tensor | tuple | Mapping | Arguments):
+    is_batch = isinstance(inputs, Tensor | tuple | Mapping | Arguments)
+    if is_batch or (not isinstance(inputs, TorchDataset) and object_parts(inputs)):
         # Samples in memory are one batch of arguments; a pair is two arguments, without labels.
         reader = BatchReader(model, label_place or False)
         tensor, read_labels = reader.read(inputs)

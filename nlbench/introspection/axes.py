@@ -118,9 +118,11 @@ class Layouts:
         layout = self._layouts.get(tensor, _UNKNOWN)
         batch = layout.batch
         if batch == GONE and self._batch > 1:
+            is_long = tensor.shape[:1] == (self._batch,)
+            hint = "; if its rows are the nodes of a graph, set sites.rows=nodes" * is_long
             raise Undefined(
                 f"the samples are on no axis of this tensor of shape {tuple(tensor.shape)}: an "
-                "earlier operation merged, selected or reordered them"
+                f"earlier operation merged, selected or reordered them{hint}"
             )
         if batch in (None, GONE) or batch >= tensor.ndim:
             batch = 0

@@ -41,8 +41,9 @@ class Arguments:
     Parameters
     ----------
     *args, **kwargs
-        Tensors, numbers, strings, None, and containers of them. The first may be a list of images
-        of any sizes, one per sample, as detectors of objects take.
+        Tensors, numbers, strings, None, containers of them, and objects whose attributes are
+        tensors, such as dataclasses and graphs. The first may be a list of images of any sizes, one
+        per sample, as detectors of objects take.
     samples : sequence of bool, optional
         For each argument, in order, whether the first axis of its tensors holds samples. Others are
         passed whole to every call, such as the edges of a graph. By default, tensors without axes
@@ -57,8 +58,8 @@ class Arguments:
     """
 
     def __init__(self, *args: Any, samples: Sequence[bool] | None = None, **kwargs: Any) -> None:
-        self.args = args
-        self.kwargs = kwargs
+        self.args = tuple(map(_as_node, args))
+        self.kwargs = {name: _as_node(value) for name, value in kwargs.items()}
         self.samples = None if samples is None else tuple(samples)
         if self.samples is not None and len(self.samples) != len(args) + len(kwargs):
             raise RequestError(
@@ -339,12 +340,19 @@ class BatchReader:
         nlbench.RequestError
             If the batch doesn't fit the model, or its labels are ambiguous.
         """
+        source = batch
+        parts = pytree.object_parts(batch)
+        if parts:
+            batch = parts
         if not isinstance(batch, Tensor | tuple | list | Mapping | Arguments):
             raise RequestError(
                 f"inputs: the loader yields {_with_article(batch)}, {_expected_text(batch)}"
             )
         values, labels = self._split(batch)
-        arguments = self._call_arguments(values)
+        if parts:
+            arguments = Arguments(pytree.ObjectOfTensors(source, values))
+        else:
+            arguments = self._call_arguments(values)
         if self.arguments is None:
             self._check_argument_count(arguments)
             self._takes_list = self._is_list_of_samples(arguments)
@@ -408,7 +416,9 @@ class BatchReader:
         output = OutputChoice()(self._model, (), self._run(arguments))
         if not isinstance(output, Tensor):
             return None
-        if output.ndim and len(output) in lengths:
+        # A label for each of several graphs is as long as the output, and holds no samples.
+        others = {len(tensor) for tensor in tensors if not is_identifier(tensor)}
+        if output.ndim and len(output) in (others or lengths):
             return len(output)
         lengths = {len(tensor) for tensor in tensors if tensor.is_floating_point()}
         return lengths.pop() if len(lengths) == 1 else None
@@ -433,9 +443,10 @@ class BatchReader:
         device = torch.device("cpu") if parameter is None else parameter.device
         try:
             call = copy.deepcopy((arguments.args, arguments.kwargs))
-            if parameter is not None:
-                call = pytree.tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, call)
-            args, kwargs = call
+            is_moved = parameter is not None
+            args, kwargs = pytree.tree_map(
+                lambda v: v.to(device) if is_moved and isinstance(v, Tensor) else v, call
+            )
             with (
                 evaluation_mode(self._model),
                 preserve_attributes(self._model),
@@ -641,6 +652,12 @@ def _flatten(
         else:
             raise RequestError(f"inputs{name}: {_with_article(value)}, {_expected_text(value)}")
     return spec, leaves, tensors
+
+
+def _as_node(value: Any) -> Any:
+    """Return a node in place of an object of tensors, anything else unchanged."""
+    parts = pytree.object_parts(value)
+    return pytree.ObjectOfTensors(value, parts) if parts else value
 
 
 def _are_mappings(value: object) -> bool:

@@ -62,6 +62,18 @@ class Timed(Plain):
         return self.Output(super().forward(sample + torch.sin(timestep)))
 
 
+@dataclass(frozen=True)
+class Sample:
+    x: torch.Tensor
+    name: str = "table"
+
+
+class Attributes(Plain):
+    def forward(self, sample):
+        assert sample.name == "table"
+        return super().forward(sample.x)
+
+
 def data():
     return torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
 
@@ -69,6 +81,9 @@ def data():
 ZEROS = torch.zeros(40, 4)
 FORMS = {
     "mapping as first argument": (Features, {"x": data()}),
+    "object": (Attributes, Sample(data())),
+    "object as an argument": (Attributes, nlbench.Arguments(Sample(data()))),
+    "loader of objects": (Attributes, [Sample(part) for part in data().split(16)]),
     "nested containers": (
         Nested,
         nlbench.Arguments((data() / 2, {"shift": [ZEROS]}), 2.0, mode="sum", extra=None),
@@ -86,7 +101,7 @@ def test_a_form_of_arguments_changes_no_value(name):
     expected = nlbench.evaluate(seeded(Plain), data(), measures, settings=SETTINGS)
     run = nlbench.evaluate(seeded(kind), inputs, ["r2"])
     assert values(run) == [row for row in values(expected) if row[0] == "r2"]
-    if name in ("mapping as first argument", "timestep"):
+    if name.startswith(("mapping", "timestep", "object", "loader")):
         run = nlbench.evaluate(seeded(kind), inputs, ["density"], settings=SETTINGS)
         assert values(run) == [row for row in values(expected) if row[0] == "density"]
 
@@ -138,6 +153,46 @@ def test_graphs_with_edges_run_as_a_whole(rows):
         assert "depend on each other through inputs[1]" in run[name].reason
 
 
+class GraphObject:
+    """Attributes in a store of their own, as graph libraries keep them."""
+
+    def __init__(self, **attributes):
+        self.store = attributes
+
+    def __getattr__(self, name):
+        if name == "store" or name not in self.store:
+            raise AttributeError(name)
+        return self.store[name]
+
+    def __setattr__(self, name, value):
+        if name == "store":
+            super().__setattr__(name, value)
+        else:
+            self.__dict__["store"] = {**self.store, name: value}
+
+    def __iter__(self):
+        return iter(self.store.items())
+
+    def to_dict(self):
+        return dict(self.store)
+
+
+class GraphOfObject(Graph):
+    def forward(self, graph):
+        return super().forward(graph.x, graph.edge_index)
+
+
+def test_a_graph_may_be_one_object():
+    x, edges = graph()
+    whole = GraphObject(x=x, edge_index=edges, name="citations", y=torch.arange(150) % 3)
+    expected = nlbench.evaluate(
+        seeded(Graph), (x, edges), ["r2", "accuracy"], labels=torch.arange(150) % 3
+    )
+    run = nlbench.evaluate(seeded(GraphOfObject), whole, ["r2", "accuracy"], labels="y")
+    assert values(run) == values(expected)
+    assert whole.store["x"] is x
+
+
 class Graphs(Graph):
     """Classifies several graphs."""
 
@@ -146,18 +201,19 @@ class Graphs(Graph):
         return torch.zeros(3, 3).index_add(0, graph, h)
 
 
+class GraphsOfObject(Graphs):
+    def forward(self, graph):
+        return super().forward(graph.x, graph.edges, graph.batch)
+
+
 def test_nodes_are_found_where_outputs_are_graphs():
     x, edges = graph()
-    run = nlbench.evaluate(
-        seeded(Graphs),
-        (x, edges, torch.arange(150) // 50),
-        ["r2"],
-        settings={"sites.rows": "nodes"},
-    )
+    whole = GraphObject(x=x, edges=edges, batch=torch.arange(150) // 50, y=torch.arange(3))
+    run = nlbench.evaluate(seeded(GraphsOfObject), whole, ["r2"], settings={"sites.rows": "nodes"})
     (expected,) = node_rows()["r2"].values
     (value,) = run["r2"].values
     assert value.statistics["value"] == pytest.approx(expected.statistics["value"], rel=1e-9)
-    assert "inputs[1] without samples" in run.records[0].subject.preprocessing
+    assert "inputs[0]['edges']" in run.records[0].subject.preprocessing
 
 
 def test_other_edges_make_another_key():
