@@ -10,17 +10,18 @@ import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nlbench.errors import PluginError, RequestError, Undefined, error_text, message_of
+from nlbench.errors import PluginError, RequestError, Undefined, error_text, first_line, message_of
 from nlbench.introspection import pytree
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.batch_independence import (
+    MAX_GROUP_SIZE,
     RemembersOutputs,
     check_memory,
     describe_dependence,
@@ -46,6 +47,8 @@ from nlbench.subjects.subject import Subject
 
 from .devices import synchronize
 
+_FORWARD = "in _call_impl"
+"""What a traceback contains if an error was raised in the forward pass of a module."""
 _SINGLE_SAMPLE_ERROR = "Expected more than 1 value per channel when training"
 """PyTorch's message if batch norm has no statistics of its own and only one sample."""
 _SINGLE_SAMPLE_REASON = (
@@ -291,7 +294,50 @@ class Pass:
                 if stream is not None and not stream.is_drawn and has_batches:
                     feed.result = with_remark(feed.result, "batches in the order of a stream")
             feed.release()
+        in_forward = [f for f in feeds if _FORWARD in f.traceback and not f.is_out_of_memory]
+        refused = _refused_size(subject, device, self.changes) if in_forward else ""
+        for feed in in_forward if refused else ():
+            feed.result = Result.missing("undefined", refused)
+            feed.traceback = ""
         return feeds
+
+
+@contextlib.contextmanager
+def _checked(model: nn.Module, device: torch.device, changes: Changes) -> Iterator[None]:
+    """Run a model in evaluation mode, leaving everything as it was."""
+    with (
+        torch.no_grad(),
+        evaluation_mode(model),
+        without_fast_path(),
+        preserve_attributes(model),
+        preserve_rng_state(device),
+        restored_thread_state(changes),
+    ):
+        yield
+
+
+def _refused_size(subject: Subject, device: torch.device, changes: Changes) -> str:
+    """Describe a number of samples on which a model can't be run, although it can on all of them.
+
+    Return an empty text if there is none.
+    """
+    count = len(subject.inputs)
+
+    def error_for(size: int) -> str:
+        try:
+            subject.model(subject.inputs[:size].to(device, copy=True))
+        except Exception as error:
+            return first_line(error)
+        return ""
+
+    with _checked(subject.model, device, changes):
+        if subject.is_indivisible or error_for(count):
+            return ""
+        for size in range(1, min(count, MAX_GROUP_SIZE + 1)):
+            error = error_for(size)
+            if error:
+                return f"the network can be run on {count} samples, but not on {size}: {error}"
+    return ""
 
 
 def _dependence(
@@ -326,14 +372,7 @@ def _dependence(
         return torch.cat([tensor.detach().reshape(count, -1) for tensor in tensors], 1)
 
     try:
-        with (
-            torch.no_grad(),
-            evaluation_mode(subject.model),
-            without_fast_path(),
-            preserve_attributes(subject.model),
-            preserve_rng_state(device),
-            restored_thread_state(changes),
-        ):
+        with _checked(subject.model, device, changes):
             samples = samples.to(device)
             pair = torch.cat([samples[:1], other_samples(samples)[0]])
             dependence = check_memory(rows, pair)

@@ -27,7 +27,7 @@ def output_parts(output: object) -> dict[str, Any]:
 
 
 def validated_tensor(output: object) -> Tensor:
-    """Validate that a model's output is a tensor, and return it.
+    """Validate that a model's output is a tensor of real numbers, and return it.
 
     Examples
     --------
@@ -38,6 +38,9 @@ def validated_tensor(output: object) -> Tensor:
 with the setting model.output=NAME, or compute one with model.output=FILE.py:FUNCTION
     """
     if isinstance(output, Tensor):
+        if not output.is_floating_point():
+            kind = str(output.dtype).removeprefix("torch.")
+            raise Undefined(f"the model returns {kind}, expected real numbers")
         return output
     kind, names = type(output).__name__, list(output_parts(output))
     inside = f" of {', '.join(names[:6])}" if names else ""
@@ -49,12 +52,12 @@ with the setting model.output=NAME, or compute one with model.output=FILE.py:FUN
 
 
 def validated_outputs(output: object, samples: int) -> Tensor:
-    """Validate that a model's output has one row per sample, and return it.
+    """Validate that a model's output has one row of real numbers per sample, and return it.
 
     Raises
     ------
     nlbench.Undefined
-        If the output is not a tensor, or has a different number of rows.
+        If the output is not a tensor of real numbers, or has a different number of rows.
 
     Examples
     --------

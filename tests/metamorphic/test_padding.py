@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import nlbench
+from nlbench import Undefined
 from nlbench.probes.sites.places_and_rows import RowPolicy
 from nlbench.probes.sites.rows import PositionSelector
 from nlbench.registry import expand, load
@@ -107,6 +108,77 @@ def test_biases_of_heads_do_not_hide_padding():
     selector = PositionSelector(RowPolicy())
     selector.begin(0, 2)
     assert torch.equal(selector._mask({"attention_mask": 1}, (None, mask), {}), tokens)
+
+
+def selected_tokens(mask, name="attention_mask"):
+    selector = PositionSelector(RowPolicy())
+    selector.begin(0, len(mask))
+    return selector._mask({name: None}, (), {name: mask})
+
+
+TOKENS = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]])
+OTHER_FORMS = {
+    "uint8": 255 * TOKENS.to(torch.uint8),
+    "integers that are added": -10000 * (1 - TOKENS),
+    "half": ((1 - TOKENS) * torch.finfo(torch.float16).min).half(),
+}
+UNCLEAR_FORMS = {
+    "-1 for padding": 2 * TOKENS - 1,
+    "-1 and 0": TOKENS - 1,
+    "float -1 for padding": 2.0 * TOKENS - 1,
+    "labels": torch.where(TOKENS.bool(), TOKENS, -100),
+    "token ids": torch.tensor([[5, 7, 2, 2], [3, 9, 4, 8], [8, 6, 1, 2]]),
+    "numbers of sequences": torch.tensor([[1, 2, 0, 0], [1, 1, 2, 2], [1, 1, 1, 0]]),
+    "weights": 0.5 + 0.1 * TOKENS,
+    "NaN": torch.where(TOKENS.bool(), 0.0, torch.nan),
+    "pairs of -1": (2 * TOKENS - 1)[:, None].expand(-1, 4, -1),
+}
+
+
+@pytest.mark.parametrize("form", OTHER_FORMS)
+def test_masks_of_other_types_select_the_tokens(form):
+    assert torch.equal(selected_tokens(OTHER_FORMS[form]), TOKENS.bool())
+
+
+@pytest.mark.parametrize("form", UNCLEAR_FORMS)
+def test_masks_of_unclear_form_are_undefined(form):
+    with pytest.raises(Undefined, match="'attention_mask' has values from .* expected attention_m"):
+        selected_tokens(UNCLEAR_FORMS[form])
+
+
+def test_a_mask_of_unclear_name_is_undefined():
+    for name in ("mask", "padding_mask", "pad_mask"):
+        with pytest.raises(Undefined, match=f"'{name}' may mark tokens or padding"):
+            selected_tokens(TOKENS, name)
+        assert selected_tokens(torch.ones(3, 4), name) is None
+    assert torch.equal(selected_tokens(TOKENS == 0, "key_padding_mask"), TOKENS.bool())
+
+
+def test_a_causal_mask_of_as_many_positions_as_samples_is_none_of_padding():
+    assert selected_tokens(torch.ones(4, 4).tril()) is None
+
+
+class Signs(nn.Module):
+    """Reads a mask of -1 and 1 by itself."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.act, self.last = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5)
+
+    def forward(self, x, attention_mask):
+        h = self.last(self.act(self.first(x)))
+        return h * (attention_mask > 0)[..., None]
+
+
+def test_a_mask_of_signs_gives_no_number():
+    x, mask = ragged_batch(7.0)
+    measures = ["affinity", "r2", "substitution"]
+    for signs in (2 * mask.long() - 1, 2.0 * mask - 1):
+        run = nlbench.evaluate(Signs(), (x, signs), measures, errors="none")
+        for record in run.records:
+            assert record.result.status == "undefined"
+            assert "1 or True for tokens" in record.result.reason
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

@@ -10,8 +10,9 @@ from .function_probe import FUNCTION as FUNCTION
 
 if TYPE_CHECKING:
     # Runs are planned without PyTorch, which these modules import.
+    from nlbench.introspection.autodiff import input_gradient as input_gradient
+
     from .derivatives import directional_derivative as directional_derivative
-    from .derivatives import input_gradient as input_gradient
     from .function_observation import FunctionBatch as FunctionBatch
     from .function_observation import observe_function as observe_function
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from nlbench.errors import Undefined
+from nlbench.introspection.autodiff import input_gradient
 from nlbench.introspection.batch_independence import check_batch_independence
 from nlbench.introspection.memory import halve_on_oom, is_out_of_memory, microbatch_sizes
 
@@ -87,32 +88,6 @@ def directional_derivative(
         # A caller with a limit has checked that samples are independent.
         check_batch_independence(lambda part: {"the output": _rows(function(part))}, inputs, size)
     return result
-
-
-def input_gradient(
-    outputs: Tensor, inputs: Tensor, vector: Tensor | None = None, *, retain_graph: bool = False
-) -> Tensor:
-    """Compute the gradient of outputs, or their product with a vector, with respect to inputs.
-
-    Raises
-    ------
-    nlbench.Undefined
-        If PyTorch knows no dependence of the outputs on the inputs.
-
-    Examples
-    --------
-    >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
-    >>> input_gradient(x.square().sum(), x)
-    tensor([2., 4.])
-    """
-    gradient = None
-    if outputs.requires_grad:
-        (gradient,) = torch.autograd.grad(
-            outputs, inputs, vector, retain_graph=retain_graph, allow_unused=True
-        )
-    if gradient is None:
-        raise Undefined("the output does not depend on the input, or is detached from it")
-    return gradient
 
 
 def check_derivative(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 from nlbench.introspection.attention import with_plain_attention, without_fast_path
+from nlbench.introspection.autodiff import direct_checkpoints, undefined_without_gradient
 from nlbench.introspection.batch_independence import (
     check_batch_independence,
     check_is_function,
@@ -177,7 +178,12 @@ def observe_function(
     precision = autocast_now()
     checked: set[bool] = set()
     precise = PreciseFunction(model)
-    with evaluation_mode(model), without_fast_path(), with_plain_attention():
+    with (
+        evaluation_mode(model),
+        without_fast_path(),
+        with_plain_attention(),
+        direct_checkpoints(),
+    ):
         for index, batch in enumerate(batches):
             if not batch.is_floating_point():
                 raise Undefined(
@@ -230,7 +236,9 @@ def _function(
     """Return a model as a function that runs at most `limit` samples at a time."""
 
     def function(inputs: Tensor) -> Tensor:
-        with precision():
+        # The network has run on these inputs before, without gradients.
+        needs_gradient = torch.is_grad_enabled() and inputs.requires_grad
+        with precision(), undefined_without_gradient() if needs_gradient else nullcontext():
             if limit is None or len(inputs) <= limit:
                 return _outputs(model, inputs)
             parts = torch.split(inputs, microbatch_sizes(len(inputs), limit))
@@ -242,9 +250,6 @@ def _function(
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     # Copied, since a first layer that works in place would change the caller's data.
     output = validated_outputs(model(inputs.clone()), len(inputs))
-    if not output.is_floating_point():
-        kind = str(output.dtype).removeprefix("torch.")
-        raise Undefined(f"the model returns {kind}, which has no derivative")
     return output.flatten(1) if output.dim() > 1 else output[:, None]
 
 

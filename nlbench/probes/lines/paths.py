@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import RequestError, nearest
+from nlbench.introspection.autodiff import direct_checkpoints, input_gradient
 from nlbench.introspection.model_copy import precise_device
 
 DIRECTIONS = ("random", "sign", "gradient")
@@ -324,7 +325,7 @@ def direction_paths(
 def _gradients(model: nn.Module, sample: Tensor, directions: int) -> Tensor:
     """Compute the gradients (directions, *input) of the largest outputs at a sample."""
     parameter = next(model.parameters(), sample)
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad(), direct_checkpoints():
         x = sample.clone().to(parameter.device, parameter.dtype)[None].requires_grad_(True)
         outputs = model(x).flatten()
         if len(outputs) < directions:
@@ -333,7 +334,7 @@ def _gradients(model: nn.Module, sample: Tensor, directions: int) -> Tensor:
             )
         gradients = torch.stack(
             [
-                torch.autograd.grad(output, x, retain_graph=True)[0][0]
+                input_gradient(output, x, retain_graph=True)[0]
                 for output in outputs.topk(directions).values
             ]
         )

@@ -277,9 +277,13 @@ def _changed(output: Any) -> Any:
     return with_first_tensor(output, tensor + (waves * (1 + tensor.abs().max())).to(tensor))
 
 
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor).double() if tensor.is_complex() else tensor.double()
+
+
 def _are_close(output: Any, expected: Any) -> bool:
     return all(
-        torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-5 * float(b.abs().max()))
+        torch.allclose(_real(a), _real(b), rtol=1e-4, atol=1e-5 * float(b.abs().max()))
         for a, b in zip(tensors_in((output,)), tensors_in((expected,)), strict=True)
         if a.numel()
     )

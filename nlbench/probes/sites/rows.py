@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nlbench.errors import Undefined
 from nlbench.introspection.batch_independence import row_order
 from nlbench.introspection.function_calls import unobserved_calls
 
@@ -26,11 +27,26 @@ _MASKS = {
     "attention_mask": False,
     "src_key_padding_mask": True,
     "tgt_key_padding_mask": True,
+    "key_padding_mask": True,
+    "padding_mask": True,
+    "pad_mask": True,
+    "mask": False,
 }
+# Names by which libraries call masks of tokens as well as masks of padding.
+_UNCLEAR = ("padding_mask", "pad_mask", "mask")
+_FORMS = (
+    "expected attention_mask with 1 or True for tokens and 0 or False for padding, "
+    "src_key_padding_mask with True for padding, or a mask that is added, with 0 for tokens and "
+    "at most -1e3 for padding"
+)
 MAX_ADDED_MASK = -1e3
 """Entries of an added mask of pairs up to which they mask; larger ones are biases."""
 # A module with masks for two sequences passes each mask to one of its parts.
-_TWO_SEQUENCES = ({"decoder_attention_mask"}, {"src_key_padding_mask", "tgt_key_padding_mask"})
+_TWO_SEQUENCES = (
+    {"decoder_attention_mask"},
+    {"src_key_padding_mask", "tgt_key_padding_mask"},
+    {"key", "key_padding_mask"},
+)
 
 
 @dataclass(frozen=True)
@@ -110,7 +126,7 @@ class PositionSelector:
                     self._masks.append(mask)
 
         def leave(module: nn.Module, args: object, returned: object) -> None:
-            if threading.get_ident() == thread and pushed.pop() and self._masks:
+            if threading.get_ident() == thread and pushed and pushed.pop() and self._masks:
                 self._masks.pop()
 
         stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
@@ -123,22 +139,22 @@ class PositionSelector:
             value = kwargs.get(name)
             if value is None and position is not None and position < len(args):
                 value = args[position]
-            if isinstance(value, Tensor) and value.ndim in (3, 4) and len(value) == self.samples:
-                if value.ndim == 4:
-                    # A position is a token if some head attends to it.
-                    value = value.amin(1) if _MASKS[name] else value.amax(1)
-                value = value.mT if value.shape[2] == 1 else value
-                if value.shape[1] > 1:
-                    is_token = _attended_positions(_allowed(value, _MASKS[name]))
-                    is_informative = bool(is_token.any()) and not bool(is_token.all())
-                    return is_token if is_informative else None
-                value = value[:, 0]
-            if isinstance(value, Tensor) and value.ndim == 2 and len(value) == self.samples:
-                # A mask with negative entries is added to attention scores.
-                is_added = value.is_floating_point() and bool((value < 0).any())
-                is_token = value == 0 if _MASKS[name] or is_added else value != 0
-                is_informative = bool(is_token.any()) and not bool(is_token.all())
-                return is_token if is_informative else None
+            is_mask = isinstance(value, Tensor) and value.ndim in (2, 3, 4) and value.numel()
+            if not is_mask or len(value) != self.samples or (name in _UNCLEAR and self._masks):
+                continue
+            is_token = _allowed(value, name)
+            is_token = is_token.any(1) if is_token.ndim == 4 else is_token
+            if is_token.ndim == 3:
+                is_token = is_token.mT if is_token.shape[2] == 1 else is_token
+                is_single = is_token.shape[1] == 1
+                is_token = is_token[:, 0] if is_single else _attended_positions(is_token)
+            elif _is_causal(is_token):
+                continue
+            if bool(is_token.any()) and not bool(is_token.all()):
+                if name in _UNCLEAR:
+                    raise Undefined(f"'{name}' may mark tokens or padding; {_FORMS}")
+                return is_token
+            return None
         return None
 
     def select(self, tensor: Tensor, axis: int) -> SelectedPositions | None:
@@ -290,14 +306,36 @@ def unfold_rows(tensor: Tensor, samples: int, order: str) -> Tensor:
     return tensor.reshape(positions, samples, *tensor.shape[1:]).transpose(0, 1)
 
 
-def _allowed(value: Tensor, marks_padding: bool) -> Tensor:
-    """Return True where a mask of pairs of positions lets one attend to the other.
+def _allowed(value: Tensor, name: str) -> Tensor:
+    """Return True where a mask lets one attend to a position, or to the second one of a pair.
 
-    A mask with negative entries is added to attention scores, of which it may contain biases.
+    Masks that are added to attention scores may contain biases, if they are of pairs.
+
+    Raises
+    ------
+    nlbench.Undefined
+        If the mask has another form.
+
+    Examples
+    --------
+    >>> _allowed(torch.tensor([[1, 0]]), "attention_mask").tolist()
+    [[True, False]]
+    >>> _allowed(torch.tensor([[0.0, -torch.inf]]), "attention_mask").tolist()
+    [[True, False]]
     """
-    if value.is_floating_point() and bool((value < 0).any()):
-        return value > MAX_ADDED_MASK
-    return value == 0 if marks_padding else value != 0
+    if bool(((value == 0) | ((value == value.amax()) & (value > 0))).all()):
+        return value == 0 if _MASKS[name] else value != 0
+    is_masked = value <= MAX_ADDED_MASK
+    has_biases = value.ndim > 2 and value.is_floating_point()
+    if has_biases or not bool(value.masked_fill(is_masked, 0).any()):
+        return ~is_masked
+    raise Undefined(f"'{name}' has values from {value.amin():g} to {value.amax():g}; {_FORMS}")
+
+
+def _is_causal(allowed: Tensor) -> bool:
+    """Return True for a mask of all pairs of positions, not of samples and positions."""
+    square = allowed.shape[0] == allowed.shape[1] > 1
+    return square and torch.equal(allowed, torch.ones_like(allowed).tril())
 
 
 def _attended_positions(allowed: Tensor) -> Tensor:

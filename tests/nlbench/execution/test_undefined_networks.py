@@ -1,8 +1,10 @@
 """Networks whose numbers don't exist get a reason, not PyTorch's error."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import nlbench
 
@@ -44,11 +46,18 @@ class BatchStatistics(Layers):
         return self.act(self.norm(h))
 
 
-def results(model, samples=32):
+# At least one of each probe, and of each way in which a measure runs the network itself.
+SOME = [
+    "absdev", "density", "boundary-pieces", "length-distortion", "geometric-complexity",
+    "local-complexity", "nlc", "pathlength", "affinity", "accuracy", "substitution",
+]  # fmt: skip
+
+
+def results(model, samples=32, measures="*"):
     x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(1))
     settings = {"lines.number": 1}
     labels = torch.arange(samples) % 3
-    run = nlbench.evaluate(model, x, "*", labels=labels, settings=settings)
+    run = nlbench.evaluate(model, x, measures, labels=labels, settings=settings)
     return {record.measure.name: record.result for record in run.records}
 
 
@@ -125,3 +134,128 @@ def test_network_detached_from_its_input_has_no_gradient():
     result = nlbench.evaluate(WithoutGradient().eval(), x, ["geometric-complexity"])
     assert result["geometric-complexity"].status == "undefined"
     assert "detached" in result["geometric-complexity"].reason
+
+
+class Plain(Layers):
+    def hidden(self, h):
+        return self.act(h)
+
+
+class Checkpointed(Plain):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=True)
+
+
+class Halves(Plain):
+    def forward(self, x):
+        first, second = x.chunk(2)
+        return torch.cat([super(Halves, self).forward(half) for half in (first, second)])
+
+
+class Groups(Plain):
+    def forward(self, x):
+        return super().forward(x.view(4, -1, 4)).reshape(len(x), -1)
+
+
+class WholeBatch(Plain):
+    def forward(self, x):
+        assert len(x) == 32, "a fixed batch"
+        return super().forward(x)
+
+
+class PairsOnly(Plain):
+    def forward(self, x):
+        if len(x) % 2:
+            raise KeyError("an odd batch")
+        return super().forward(x)
+
+
+class FixedState(Plain):
+    def __init__(self):
+        super().__init__()
+        self.state = torch.zeros(32, 6)
+
+    def hidden(self, h):
+        return self.act(h + self.state)
+
+
+class NumpyInside(Plain):
+    def hidden(self, h):
+        return torch.from_numpy(np.tanh(h.numpy()))
+
+
+class WrittenInPlace(Plain):
+    def hidden(self, h):
+        h = h.exp()
+        y = self.act(h)
+        h *= 2
+        return y.mul_(2)
+
+
+class WithoutBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise NotImplementedError("for inference only")
+
+
+class ForInference(Plain):
+    def hidden(self, h):
+        return WithoutBackward.apply(h)
+
+
+class ComplexOutputs(Plain):
+    def forward(self, x):
+        return torch.fft.fft(super().forward(x))
+
+
+class ClassIndices(Plain):
+    def forward(self, x):
+        return super().forward(x).argmax(1)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        Checkpointed, Halves, Groups, WholeBatch, PairsOnly, FixedState, NumpyInside,
+        WrittenInPlace, ForInference, ComplexOutputs, ClassIndices,
+    ],
+)  # fmt: skip
+def test_properties_of_a_network_are_no_failures(network):
+    found = results(network().eval(), measures=SOME)
+    failed = {name: result.reason for name, result in found.items() if result.status == "failed"}
+    assert failed == {}
+
+
+@pytest.mark.parametrize("network", [Halves, Groups, WholeBatch, PairsOnly])
+def test_network_for_some_batch_sizes_names_them(network):
+    for result in results(network().eval(), measures=["density", "pathlength"]).values():
+        assert result.status == "undefined"
+        assert "on 32 samples, but not on 1" in result.reason
+
+
+@pytest.mark.parametrize("network", [ComplexOutputs, ClassIndices])
+def test_outputs_that_are_no_real_numbers_are_undefined(network):
+    measures = ["absdev", "length-distortion", "nlc", "substitution"]
+    for result in results(network().eval(), measures=measures).values():
+        assert result.status == "undefined"
+        assert "expected real numbers" in result.reason
+
+
+def test_reentrant_checkpoint_changes_no_number():
+    plain = results(Plain().eval(), measures=SOME)
+    for name, result in results(Checkpointed().eval(), measures=SOME).items():
+        assert result.status == plain[name].status, name
+        assert result.summary.get("value") == pytest.approx(plain[name].summary.get("value")), name
+
+
+class OddBug(Plain):
+    def forward(self, x):
+        raise KeyError("a bug")
+
+
+def test_error_on_every_batch_is_a_failure():
+    assert results(OddBug().eval(), measures=["affinity", "absdev"])["affinity"].status == "failed"
