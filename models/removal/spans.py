@@ -30,6 +30,8 @@ from nlbench.probes.replacement.prefix import SharedPrefix
 
 from .layers import AffineModule
 
+SPAN_MAPS = ("skip", "fold", "affine")
+
 RIDGES = (0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Penalties to choose from, relative to the mean variance of the inputs after position 0."""
 
