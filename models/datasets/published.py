@@ -12,6 +12,7 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,16 @@ from .images import FOLDER, dataset_folder
 if TYPE_CHECKING:
     import numpy as np
 
-    Read = Callable[["PublishedDataset", Path, str], tuple[np.ndarray, np.ndarray]]
+_STATISTICS = "mean and standard deviation of the published training images"
+OPTIONS = {
+    "folder": FOLDER,
+    "download": Option(False, "download missing files into the folder"),
+}
+MNIST_OPTIONS = {
+    **OPTIONS,
+    "size": Option("32", "side in pixels: 28 as published, 32 padded with zeros", ("28", "32")),
+    "channels": Option("1", "1, or 3 identical channels for colour networks", ("1", "3")),
+}
 
 
 @dataclass(frozen=True)
@@ -40,22 +50,18 @@ class PublishedDataset:
         The folder that torchvision creates.
     files : mapping of str to tuple of str
         Keyed by split.
-    read : callable
-        Maps the dataset, its folder and a split to bytes of shape (n, channels, height, width)
-        and labels.
     mean, std : tuple of float
         Per channel.
     expected : str
         Description of the files, for error messages.
     labels : str
-        Key of the labels in CIFAR's files.
+        Key of the labels in CIFAR's files; empty for the files of MNIST.
     """
 
     name: str
     torchvision_class: str
     subfolder: str
     files: Mapping[str, tuple[str, ...]]
-    read: Read
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -99,7 +105,9 @@ class PublishedDataset:
         states = [(file, file.stat()) for file in (_file(path, name) for name in self.all_files)]
         return " ".join(f"{file.name}:{s.st_size}:{s.st_mtime_ns}" for file, s in states)
 
-    def dataset(self, folder: str, download: bool, size: int = 32, channels: int = 3) -> Dataset:
+    def open(
+        self, folder: str = "", download: bool = False, size: str = "32", channels: str = "1"
+    ) -> Dataset:
         """Open the dataset, downloading missing files if `download` is set.
 
         MNIST is padded to `size`, and its channel repeated.
@@ -113,32 +121,38 @@ class PublishedDataset:
                 raise
             _download(self, dataset_folder(self.name, folder))
             path = self.find(folder)
-        if len(self.mean) > 1:
-            padding, repeats = 0, 1
+        depth = max(len(self.mean), int(channels))
+        padding = 0
+        if self.labels:
             steps = f"; normalised per channel by {_STATISTICS}; {_authenticity(self, path)}"
         else:
-            padding, repeats = (size - 28) // 2, channels
+            padding = (int(size) - 28) // 2
             margin = f" a margin of {padding} zeros," if padding else ""
-            copies = " copied to 3 equal channels," if channels == 3 else ""
+            copies = " copied to 3 equal channels," if depth == 3 else ""
             steps = f",{margin}{copies} normalised by {_STATISTICS} without margin"
+        read = _read_cifar if self.labels else _read_mnist
         train, test = (
-            ByteImages(lambda split=split: self.read(self, path, split), padding, channels)  # type: ignore[misc]
+            ByteImages(partial(read, self, path, split), padding, depth)
             for split in ("train", "test")
         )
         return Dataset(
             name=self.name,
             train=train,
             test=test,
-            shape=(channels, size, size),
+            shape=(depth, int(size), int(size)),
             classes=self.classes,
-            mean=self.mean * repeats,
-            std=self.std * repeats,
+            mean=self.mean * (depth // len(self.mean)),
+            std=self.std * (depth // len(self.std)),
             preprocessing=f"bytes divided by 255{steps}",
             source=self.source,
         )
 
-
-_STATISTICS = "mean and standard deviation of the published training images"
+    def declared(self) -> Callable[..., Dataset]:
+        """Return the function that opens the dataset, with its options."""
+        build = partial(self.open)
+        build.__doc__ = ""  # The description is the string below the definition.
+        options = OPTIONS if self.labels else MNIST_OPTIONS
+        return dataset(options=options, fingerprint=self.fingerprint)(build)
 
 
 def _download(published: PublishedDataset, folder: Path) -> None:
@@ -149,6 +163,19 @@ def _download(published: PublishedDataset, folder: Path) -> None:
     except (OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise RequestError(f"{published.name}: can't download to {folder}: {reason}") from error
+
+
+def _authenticity(published: PublishedDataset, folder: Path) -> str:
+    """Compare the files with torchvision's list of MD5 sums, and return the result as text."""
+    from torchvision import datasets
+
+    known = getattr(datasets, published.torchvision_class)
+    sums = dict([*known.train_list, *known.test_list])
+    for name in published.all_files:
+        content = _read_bytes(published, folder / name)
+        if hashlib.md5(content, usedforsecurity=False).hexdigest() != sums.get(name):
+            return "the files' MD5 sums are not the published ones"
+    return "the files' MD5 sums are the published ones"
 
 
 def _read_bytes(published: PublishedDataset, file: Path) -> bytes:
@@ -165,59 +192,56 @@ def _file(folder: Path, name: str) -> Path:
     return plain if plain.is_file() else folder / f"{name}.gz"
 
 
+def _check(where: str, images: Any, labels: Any, shape: tuple[int, ...], classes: int) -> None:
+    """Raise unless images are bytes of a shape with as many labels of the classes."""
+    if images.dtype != "uint8" or images.shape[1:] != shape:
+        expected = f"(n, {', '.join(map(str, shape))})"
+        raise RequestError(
+            f"{where}: images of {images.dtype} and shape {images.shape}, expected {expected} bytes"
+        )
+    if labels.shape != (len(images),) or labels.dtype.kind not in "iu":
+        raise RequestError(f"{where}: {len(images)} images but labels of shape {labels.shape}")
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        raise RequestError(f"{where}: labels are outside 0 to {classes - 1}")
+
+
 def _read_cifar(
     published: PublishedDataset, folder: Path, split: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read images as bytes of shape (n, 3, 32, 32), and labels, from several files."""
     import numpy as np
 
-    batches = (_read_cifar_file(published, folder / name) for name in published.files[split])
-    images, labels = zip(*batches, strict=True)
-    return np.concatenate(images), np.concatenate(labels)
-
-
-def _read_cifar_file(published: PublishedDataset, file: Path) -> tuple[np.ndarray, np.ndarray]:
-    import numpy as np
-
-    content = _read_bytes(published, file)
-    problem = f"{published.name}: {file} is not a batch in the published format"
-    try:
-        batch = _PlainUnpickler(io.BytesIO(content), encoding="latin1").load()
-        images = np.asarray(batch["data"])
-        labels = np.asarray(batch[published.labels])
-    except Exception as error:
-        # A damaged pickle can raise any exception.
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-        raise RequestError(f"{problem} ({reason})") from error
-    if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != 3072:
-        raise RequestError(
-            f"{problem}: its data are {images.dtype} of shape {images.shape}, expected bytes of "
-            "shape (n, 3072)"
-        )
-    if labels.shape != (len(images),) or labels.dtype.kind not in "iu":
-        raise RequestError(f"{problem}: {len(images)} images but labels of shape {labels.shape}")
-    if len(labels) and not 0 <= labels.min() <= labels.max() < published.classes:
-        raise RequestError(f"{problem}: labels are outside 0 to {published.classes - 1}")
-    return images.reshape(-1, 3, 32, 32), labels.astype(np.int64)
+    batches = []
+    for name in published.files[split]:
+        content = _read_bytes(published, folder / name)
+        where = f"{published.name}: {folder / name} is not a batch in the published format"
+        try:
+            batch = _PlainUnpickler(io.BytesIO(content), encoding="latin1").load()
+            images = np.asarray(batch["data"])
+            labels = np.asarray(batch[published.labels])
+        except Exception as error:
+            # A damaged pickle can raise any exception.
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            raise RequestError(f"{where} ({reason})") from error
+        _check(where, images, labels, (3072,), published.classes)
+        batches.append((images.reshape(-1, 3, 32, 32), labels.astype(np.int64)))
+    all_images, all_labels = zip(*batches, strict=True)
+    return np.concatenate(all_images), np.concatenate(all_labels)
 
 
 class _PlainUnpickler(pickle.Unpickler):
     """Unpickler that loads only plain data and arrays, since a pickle can run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _ALLOWED_GLOBALS:
-            module = module.replace("numpy.core", "numpy._core")
-            return super().find_class(module, name)
+        if (module.replace("numpy._core", "numpy.core"), name) in _ALLOWED_GLOBALS:
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         raise pickle.UnpicklingError(f"it refers to {module}.{name}")
 
 
 _ALLOWED_GLOBALS = {
     ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
     ("numpy.core.multiarray", "scalar"),
-    ("numpy._core.multiarray", "scalar"),
     ("numpy.core.numeric", "_frombuffer"),
-    ("numpy._core.numeric", "_frombuffer"),
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
     ("_codecs", "encode"),
@@ -228,19 +252,9 @@ def _read_mnist(
     published: PublishedDataset, folder: Path, split: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read images as bytes of shape (n, 1, 28, 28), and labels."""
-    name = published.name
     files = (_file(folder, file) for file in published.files[split])
     images, labels = (_read_idx(published, file) for file in files)
-    if images.ndim != 3 or images.shape[1:] != (28, 28):
-        raise RequestError(
-            f"{name}: the images of {split} have shape {images.shape}, expected (n, 28, 28)"
-        )
-    if labels.shape != (len(images),):
-        raise RequestError(
-            f"{name}: {len(images)} images of {split} but labels of shape {labels.shape}"
-        )
-    if len(labels) and labels.max() > 9:
-        raise RequestError(f"{name}: labels of {split} reach {labels.max()}, expected 0 to 9")
+    _check(f"{published.name}: {split}", images, labels, (28, 28), published.classes)
     return images[:, None], labels
 
 
@@ -248,7 +262,8 @@ def _read_idx(published: PublishedDataset, file: Path) -> np.ndarray:
     """Read bytes from an IDX file: two zeros, type, rank, big-endian lengths, elements."""
     import numpy as np
 
-    name, content = published.name, _read_bytes(published, file)
+    name = published.name
+    content = _read_bytes(published, file)
     if file.suffix == ".gz":
         try:
             content = gzip.decompress(content)
@@ -269,24 +284,33 @@ def _read_idx(published: PublishedDataset, file: Path) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=start).reshape(lengths)
 
 
-KRIZHEVSKY = Source(
-    "A. Krizhevsky. Learning Multiple Layers of Features from Tiny Images. "
-    "Technical report, University of Toronto, 2009."
-)
 CIFAR10 = PublishedDataset(
     name="cifar10",
     torchvision_class="CIFAR10",
     subfolder="cifar-10-batches-py",
     files={"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
-    read=_read_cifar,
     classes=10,
     mean=(0.49139968, 0.48215841, 0.44653091),
     std=(0.24703223, 0.24348513, 0.26158784),
-    source=KRIZHEVSKY,
+    source=Source(
+        "A. Krizhevsky. Learning Multiple Layers of Features from Tiny Images. "
+        "Technical report, University of Toronto, 2009."
+    ),
     expected="the folder cifar-10-batches-py of the Python version (it holds test_batch)",
     labels="labels",
 )
-CIFAR100 = replace(
+
+cifar10 = CIFAR10.declared()
+"""CIFAR-10: 50,000 training and 10,000 test photographs of 32×32 pixels, 10 classes.
+
+Reads the Python version: the files ``data_batch_1`` … ``data_batch_5`` and ``test_batch`` in
+the folder or its subfolder ``cifar-10-batches-py``, by default ``$NLBENCH_DATA/cifar10`` or
+``$NLBENCH_DATA/cifar-10-batches-py``. Each file may contain only plain data and arrays, one label
+per image, and labels of the 10 classes; it is read on the first access. The dataset's
+``preprocessing`` records whether the MD5 sums are the published ones.
+"""
+
+cifar100 = replace(
     CIFAR10,
     name="cifar100",
     torchvision_class="CIFAR100",
@@ -297,8 +321,14 @@ CIFAR100 = replace(
     std=(0.26733429, 0.25643846, 0.27615047),
     expected="the folder cifar-100-python of the Python version (it holds test)",
     labels="fine_labels",
-)
-IDX_FILES = {
+).declared()
+"""CIFAR-100: 50,000 training and 10,000 test photographs of 32×32 pixels, 100 classes.
+
+Reads the Python version: the files ``train`` and ``test`` in the folder or its subfolder
+``cifar-100-python``, with the fine labels. See `cifar10` for the rest.
+"""
+
+_IDX_FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
@@ -306,8 +336,7 @@ MNIST = PublishedDataset(
     name="mnist",
     torchvision_class="MNIST",
     subfolder="MNIST/raw",
-    files=IDX_FILES,
-    read=_read_mnist,
+    files=_IDX_FILES,
     classes=10,
     mean=(0.1306605,),
     std=(0.3081078,),
@@ -316,11 +345,21 @@ MNIST = PublishedDataset(
         "Recognition. Proceedings of the IEEE, 1998."
     ),
     expected=(
-        f"the four files {', '.join(IDX_FILES['train'])}, {' and '.join(IDX_FILES['test'])} "
+        f"the four files {', '.join(_IDX_FILES['train'])}, {' and '.join(_IDX_FILES['test'])} "
         "(compressed as .gz or not)"
     ),
 )
-FASHION_MNIST = replace(
+
+mnist = MNIST.declared()
+"""MNIST: 60,000 training and 10,000 test handwritten digits of 28×28 pixels.
+
+Reads the four IDX files ``train-images-idx3-ubyte``, …, compressed (``.gz``) or not, in the folder
+or its subfolder ``MNIST/raw``, by default ``$NLBENCH_DATA/mnist`` or ``$NLBENCH_DATA/MNIST/raw``,
+on the first access. The magic number, element type, dimensions and length of each file are
+validated, and labels must be below 10.
+"""
+
+fashion_mnist = replace(
     MNIST,
     name="fashion-mnist",
     torchvision_class="FashionMNIST",
@@ -331,110 +370,9 @@ FASHION_MNIST = replace(
         "H. Xiao, K. Rasul, R. Vollgraf. Fashion-MNIST: a Novel Image Dataset for Benchmarking "
         "Machine Learning Algorithms. arXiv:1708.07747, 2017."
     ),
-)
+).declared()
+"""Fashion-MNIST: 60,000 training and 10,000 test pictures of clothes, 28×28 pixels.
 
-CIFAR_OPTIONS = {
-    "folder": FOLDER,
-    "download": Option(False, "download missing files into the folder"),
-}
-SIZE = Option("32", "side in pixels: 28 as published, 32 padded with zeros", ("28", "32"))
-CHANNELS = Option("1", "1, or 3 identical channels for colour networks", ("1", "3"))
-MNIST_OPTIONS = {**CIFAR_OPTIONS, "size": SIZE, "channels": CHANNELS}
-
-
-@dataset(options=CIFAR_OPTIONS, fingerprint=CIFAR10.fingerprint)
-def cifar10(folder: str = "", download: bool = False) -> Dataset:
-    """CIFAR-10: 50,000 training and 10,000 test photographs of 32×32 pixels, 10 classes.
-
-    Reads the Python version: the files ``data_batch_1`` … ``data_batch_5`` and ``test_batch`` in
-    `folder` or its subfolder ``cifar-10-batches-py``. Each file may contain only plain data and
-    arrays, one label per image, and labels of the 10 classes. The dataset's ``preprocessing``
-    records whether the MD5 sums are the published ones.
-
-    Parameters
-    ----------
-    folder : str
-        By default ``$NLBENCH_DATA/cifar10``, or ``$NLBENCH_DATA/cifar-10-batches-py``.
-    download : bool
-        Download missing files into the folder with torchvision.
-
-    Returns
-    -------
-    Dataset
-        ``shape`` (3, 32, 32); the images are read on the first access.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If a file is missing or damaged.
-    """
-    return CIFAR10.dataset(folder, download)
-
-
-@dataset(options=CIFAR_OPTIONS, fingerprint=CIFAR100.fingerprint)
-def cifar100(folder: str = "", download: bool = False) -> Dataset:
-    """CIFAR-100: 50,000 training and 10,000 test photographs of 32×32 pixels, 100 classes.
-
-    Reads the Python version: the files ``train`` and ``test`` in `folder` or its subfolder
-    ``cifar-100-python``, with the fine labels. See `cifar10` for the rest.
-    """
-    return CIFAR100.dataset(folder, download)
-
-
-def _authenticity(published: PublishedDataset, folder: Path) -> str:
-    """Compare the files with torchvision's list of MD5 sums, and return the result as text."""
-    from torchvision import datasets
-
-    known = getattr(datasets, published.torchvision_class)
-    sums = dict([*known.train_list, *known.test_list])
-    for name in published.all_files:
-        content = _read_bytes(published, folder / name)
-        if hashlib.md5(content, usedforsecurity=False).hexdigest() != sums.get(name):
-            return "the files' MD5 sums are not the published ones"
-    return "the files' MD5 sums are the published ones"
-
-
-@dataset(options=MNIST_OPTIONS, fingerprint=MNIST.fingerprint)
-def mnist(
-    folder: str = "", download: bool = False, size: str = "32", channels: str = "1"
-) -> Dataset:
-    """MNIST: 60,000 training and 10,000 test handwritten digits of 28×28 pixels.
-
-    Reads the four IDX files ``train-images-idx3-ubyte``, …, compressed (``.gz``) or not, in
-    `folder` or its subfolder ``MNIST/raw``. The magic number, element type, dimensions and length
-    of each file are validated, and labels must be below 10.
-
-    Parameters
-    ----------
-    folder : str
-        By default ``$NLBENCH_DATA/mnist``, or ``$NLBENCH_DATA/MNIST/raw``.
-    download : bool
-        Download missing files into the folder with torchvision.
-    size : {"32", "28"}
-        32: padded with two black pixels on each side, for networks that take 32×32 images.
-    channels : {"1", "3"}
-        3 repeats the grayscale channel three times.
-
-    Returns
-    -------
-    Dataset
-        ``shape`` (channels, size, size), 10 classes; read on the first access.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If a file is missing or damaged.
-    """
-    return MNIST.dataset(folder, download, int(size), int(channels))
-
-
-@dataset(options=MNIST_OPTIONS, fingerprint=FASHION_MNIST.fingerprint)
-def fashion_mnist(
-    folder: str = "", download: bool = False, size: str = "32", channels: str = "1"
-) -> Dataset:
-    """Fashion-MNIST: 60,000 training and 10,000 test pictures of clothes, 28×28 pixels.
-
-    Its four IDX files have the same names as MNIST's and are in `folder` or its subfolder
-    ``FashionMNIST/raw``. See `mnist` for the rest.
-    """
-    return FASHION_MNIST.dataset(folder, download, int(size), int(channels))
+Its four IDX files have the same names as MNIST's and are in the folder or its subfolder
+``FashionMNIST/raw``. See `mnist` for the rest.
+"""

@@ -138,7 +138,8 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub"))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file with a JSON object."""
     content = parse_json(read_text(path), str(path))
     if not isinstance(content, dict):
         raise RequestError(f"{path}: expected a JSON object")
@@ -152,7 +153,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"hf/{folder} is an adapter, which needs its base model; merge the two "
             "(merge_and_unload) and save the whole model"
         )
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     if "model_type" not in config:
         raise RequestError(f"hf/{folder}: config.json has no model_type, which transformers writes")
     if config.get("is_encoder_decoder"):
@@ -188,7 +189,7 @@ def _check_data(config: Mapping[str, Any], shape: tuple[int, ...], classes: int)
 def _preprocessing(folder: Path) -> Preprocessing:
     """Return a folder's preprocessing: a resize, a central crop and a per-channel normalisation."""
     path = folder / IMAGE_SETTINGS
-    settings = _read_json(path)
+    settings = read_json(path)
     size, crop = settings.get("size"), settings.get("crop_size")
     size = {"shortest_edge": size} if isinstance(size, int) else size or {}
     side = size.get("shortest_edge") or size.get("height")

@@ -1,7 +1,8 @@
 """The ``nlbench remove`` command."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,6 +11,7 @@ from nlbench.cli.common import (
     check_unused,
     command_line,
     name_completer,
+    note,
     numbered,
     parse_folder,
     print_table,
@@ -18,6 +20,8 @@ from nlbench.cli.common import (
 from nlbench.cli.parameters import DataName, Device, JsonFlag, ModelName, ProgressStyle
 from nlbench.errors import RequestError
 from nlbench.parsers import MAX_COUNT, MAX_INTEGER
+from nlbench.reporting import load_reports
+from nlbench.serialization.files import make_folder, write_atomically
 
 Criterion = Annotated[
     str,
@@ -118,8 +122,6 @@ Settings = Annotated[
     ),
 ]
 
-SPAN_MAPS = ("skip", "fold", "affine")
-
 
 def remove(
     model: ModelName,
@@ -158,47 +160,40 @@ def remove(
     from nlbench.execution.devices import resolve_device
     from nlbench.probes.sites.places_and_rows import parse_places
     from nlbench.progress import create_progress
-    from nlbench.reporting import load_reports
-    from nlbench.serialization.files import make_folder
     from nlbench.subjects.load import load_subject
     from nlbench.subjects.spec import SubjectSpec
     from nlbench.subjects.weights import save_weights
 
     from .criteria import check_criterion
     from .curve import CALL_WEIGHTS, area_under
-    from .export import export_program
-    from .folding import fold_activations
+    from .export import export_calls, export_spans
     from .removal import run_removal
-    from .span_removal import remove_spans
-    from .span_report import export_spans, show_spans
+    from .span_removal import SpanRemoval
+    from .spans import SPAN_MAPS
 
     check_criterion(by)
     try:
         parse_places(of)
     except RequestError as error:
         raise RequestError(str(error).replace("sites.of", "--of", 1)) from None
-    if share not in CALL_WEIGHTS:
-        raise RequestError(f"--share: '{share}', expected {', '.join(CALL_WEIGHTS)}")
+    for option, value, known in (("share", share, CALL_WEIGHTS), ("map", map_name, SPAN_MAPS)):
+        if value not in known:
+            raise RequestError(f"--{option}: '{value}', expected {', '.join(known)}")
     _output_folder(out, model)
     is_span = span is not None or of.startswith("spans:")
-    if map_name not in SPAN_MAPS:
-        raise RequestError(f"--map: '{map_name}', expected {', '.join(SPAN_MAPS)}")
     for_activations = {"--keep": keep != 0.5, "--share": share != "calls"}
     for_activations |= {"--keep-relus": keep_relus is not None, "--no-curve": not curve}
     for_spans = {"--count": count != 1, "--map": map_name != "fold", "--judged": judged != 5}
-    unused = [
-        name for name, is_set in (for_activations if is_span else for_spans).items() if is_set
-    ]
-    if unused:
-        removed = "spans" if is_span else "activations or modules"
-        raise RequestError(f"{unused[0]} has no effect on the removal of {removed}")
-    if export is not None:
-        check_unused(parse_folder(export, "--export"), "--export")
+    for option, is_set in (for_activations if is_span else for_spans).items():
+        if is_set:
+            what = "spans" if is_span else "activations or modules"
+            raise RequestError(f"{option} has no effect on the removal of {what}")
+    exports = None if export is None else parse_folder(export, "--export")
+    if exports is not None:
+        check_unused(exports, "--export")
     command = command_line()
-    share = share if keep_relus is None else "positions"
     with create_progress(progress) as bar:
         bar.show_status("loading")
-        torch_device = resolve_device(device)
         train, test = (
             load_subject(
                 SubjectSpec(
@@ -211,87 +206,110 @@ def remove(
                     options=options,
                     arguments=arguments,
                 ),
-                torch_device,
+                resolve_device(device),
             )
             for split, n in (("train", fit_samples), ("test", samples or None))
         )
         bar.show_status("removing")
+        choice: dict[str, Any] = {"reverse": reverse, "seed": seed, "settings": settings}
+        exported = ""
         if is_span:
-            spans = remove_spans(
+            spans = SpanRemoval(train, test, map_name)
+            if span is not None:
+                spans.remove_named(span)
+            else:
+                spans.remove_ranked(by, of, count, judged, **choice)
+            totals = spans.totals()
+            if exports is not None:
+                exported = str(export_spans(spans.network, spans.removed, exports, model, test))
+        else:
+            result = run_removal(
                 train,
                 test,
                 by,
+                keep=keep,
+                share=share,
                 of=of,
-                span=span,
-                count=count,
-                map_name=map_name,
-                judged=judged,
-                reverse=reverse,
-                seed=seed,
-                settings=settings,
+                compute_curve=curve,
+                keep_relus=keep_relus,
+                **choice,
             )
-            exported = None
-            if export is not None:
-                exported = export_spans(spans, parse_folder(export, "--export"), model, test.inputs)
-            folder = _output_folder(out, model)
-            make_folder(folder)
-            show_spans(spans, folder, f"{model}: spans of blocks removed", exported, as_json)
-            return
-        result = run_removal(
-            train,
-            test,
-            by,
-            keep=keep,
-            share=share,
-            reverse=reverse,
-            seed=seed,
-            settings=settings,
-            of=of,
-            compute_curve=curve,
-            keep_relus=keep_relus,
-        )
-        exported_network = None
-        if export is not None:
-            inputs = test.inputs[:8].to(torch_device)
-            network, folded, maps = fold_activations(result.network, inputs)
-            export_program(network, parse_folder(export, "--export"), inputs)
-            folded_maps = f"{folded} of {maps} maps folded into the layers before them"
-            exported_network = f"{export} ({folded_maps}; reloaded by PyTorch alone)"
+            if exports is not None:
+                exported = export_calls(result.network, exports, test.inputs[:8])
     # Another process may have written its result in the meantime.
     folder = _output_folder(out, model)
     make_folder(folder)
-    result.write_curve(folder / "curve.csv")
+    reports = load_reports()
+    if is_span:
+        removed = ", ".join(f"{span.name} ({span.map})" for span in spans.removed)
+        remarks = spans.remarks()
+        sentences = [f"Removed: {removed}.", *(f"{remark}." for remark in remarks)]
+        sentences += [f"Export: {exported}."] if exported else []
+        page = reports.write_spans(
+            spans.rows,
+            totals,
+            folder / "spans.html",
+            title=f"{model}: spans of blocks removed",
+            sentence=" ".join(sentences),
+        )
+        tables = [reports.span_table(spans.rows), reports.span_table(totals)]
+        lines = {"removed": removed, "export": exported, "page": page}
+        _show(folder / "spans.csv", spans.rows, tables, lines, as_json)
+        if not as_json:
+            for remark in remarks:
+                note(remark)
+        return
+    share = share if keep_relus is None else "positions"
     checkpoint = folder / "left.safetensors"
     save_weights(checkpoint, result.network, {**result.metadata, "command": command})
     rows = result.rows()
-    reports = load_reports()
-    kept = f"{result.remaining} of {len(result.order)} calls"
+    kept = f"{len(result.order) - len(result.removed)} of {len(result.order)} calls"
+    removed = ", ".join(result.removed) or "none"
     page = reports.write_removal(
         rows,
         folder / "curve.html",
         title=f"{model}: calls replaced by affine maps, by {by}",
         share=share,
-        sentence=f"left.safetensors keeps {kept}; removed: {', '.join(result.removed) or 'none'}.",
+        sentence=f"left.safetensors keeps {kept}; removed: {removed}.",
     )
+    left = next(row for row in rows if row["removed"] == "".join(result.removed[-1:]))
+    positions = f"{left['positions']:,} of {rows[0]['positions']:,} positions"
+    areas = ", ".join(
+        f"{statistic} {area_under(result.steps, statistic, share):.4g}"
+        for statistic in ("accuracy", "kl")
+        if statistic in rows[0]
+    )
+    lines = {
+        "area under the curve,": f"by {share}: {areas}" if curve else "",
+        "page": page,
+        "curve": folder / "curve.csv",
+        "network": f"{checkpoint} ({kept} and {positions} remain)",
+        "export": exported and f"{export} ({exported}; reloaded by PyTorch alone)",
+    }
+    _show(folder / "curve.csv", rows, [reports.removal_table(rows)], lines, as_json)
+
+
+def _show(
+    file: Path,
+    rows: list[dict[str, Any]],
+    tables: Sequence[Any],
+    lines: Mapping[str, object],
+    as_json: bool,
+) -> None:
+    """Write rows as CSV, and print them as JSON, or the tables and the lines that aren't empty."""
+    import pandas as pd
+
+    write_atomically(file, pd.DataFrame(rows).to_csv(index=False))
     if as_json:
         print_table(rows, as_json)
         return
-    steps = reports.removal_table(rows)
-    shown = [dict(zip(steps.head, row, strict=True)) for row in steps.rows]
-    print_table(shown, as_json, show_header=True)
-    if curve:
-        areas = ", ".join(
-            f"{statistic} {area_under(result.steps, statistic, share):.4g}"
-            for statistic in ("accuracy", "kl")
-            if result.steps[0].accuracy is not None or statistic == "kl"
-        )
-        print(f"\narea under the curve, by {share}: {areas}")
-    print(f"page     {page}")
-    print(f"curve    {folder / 'curve.csv'}")
-    positions = f"{result.remaining_positions:,} of {result.positions:,} positions"
-    print(f"network  {checkpoint} ({kept} and {positions} remain)")
-    if exported_network is not None:
-        print(f"export   {exported_network}")
+    for table in tables:
+        texts = [dict(zip(table.head, row, strict=True)) for row in table.rows]
+        print_table(texts, as_json, show_header=True)
+        print()
+    for name, text in lines.items():
+        if text:
+            print(f"{name:<8} {text}")
 
 
 def _output_folder(out: str | None, model: str) -> Path:

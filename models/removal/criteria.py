@@ -13,6 +13,7 @@ from nlbench.errors import RequestError, nearest
 from nlbench.options import OptionValue
 from nlbench.plugin_loading import load_measure
 from nlbench.probes.replacement import ReplaceableCall
+from nlbench.subjects.subject import Subject
 
 SIMPLE_CRITERIA: Mapping[str, str] = {
     "random": "in random order",
@@ -49,6 +50,7 @@ def removal_order(
     seed: int = 0,
     settings: Mapping[str, OptionValue | str] | None = None,
     statistic: str = "value",
+    reverse: bool = False,
 ) -> list[str]:
     """Return the names of calls in the order in which to remove them.
 
@@ -65,6 +67,8 @@ def removal_order(
         Options of the measure.
     statistic : str
         Statistic of the measure to rank by, where it has this one; otherwise its value.
+    reverse : bool
+        Return the opposite order.
 
     Raises
     ------
@@ -74,19 +78,32 @@ def removal_order(
     check_criterion(criterion)
     names = [call.name for call in calls]
     if criterion == "random":
-        return random.Random(seed).sample(names, len(names))
-    if criterion == "depth":
-        return names[::-1]
-    if criterion == "size":
-        return [call.name for call in sorted(calls, key=lambda call: call.channels)]
-    run = nlbench.evaluate(model, inputs, [criterion], labels=labels, settings=settings or {})
-    result = run[criterion]
-    values = {
-        v.place: v.statistics.get(statistic, v.statistics["value"])
-        for v in result.values
-        if v.status == "ok"
-    }
-    if not values.keys() & set(names):
-        raise RequestError(f"--by: {criterion} has no value at any of the calls: {result.reason}")
-    sign = -1 if load_measure(criterion).more_means == "less nonlinear" else 1
-    return sorted(names, key=lambda n: (n not in values, sign * values.get(n, 0.0)))
+        order = random.Random(seed).sample(names, len(names))
+    elif criterion == "depth":
+        order = names[::-1]
+    elif criterion == "size":
+        order = [call.name for call in sorted(calls, key=lambda call: call.channels)]
+    else:
+        run = nlbench.evaluate(model, inputs, [criterion], labels=labels, settings=settings or {})
+        result = run[criterion]
+        values = {
+            v.place: v.statistics.get(statistic, v.statistics["value"])
+            for v in result.values
+            if v.status == "ok"
+        }
+        if not values.keys() & set(names):
+            raise RequestError(
+                f"--by: {criterion} has no value at any of the calls: {result.reason}"
+            )
+        sign = -1 if load_measure(criterion).more_means == "less nonlinear" else 1
+        order = sorted(names, key=lambda n: (n not in values, sign * values.get(n, 0.0)))
+    return order[::-1] if reverse else order
+
+
+def removal_samples(train: Subject, test: Subject) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the samples to fit on and to evaluate on, with class labels, on the model's device."""
+    device = next(train.model.parameters(), train.inputs).device
+    labels = test.labels
+    if labels is not None:
+        labels = None if labels.is_floating_point() else labels.to(device)
+    return train.inputs.to(device), test.inputs.to(device), labels

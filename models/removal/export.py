@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import RequestError, first_line
-from nlbench.models.networks.hugging_face import quiet
+from nlbench.models.networks.hugging_face import model_folder, quiet, read_json
+from nlbench.subjects.subject import Subject
 from nlbench.subjects.weights import save_weights
 
+from .folding import fold_activations
+from .span_removal import RemovedSpan
 from .spans import pretrained_model
 
 TOKENIZER_FILES = (
@@ -33,30 +36,40 @@ GENERATION = "generation_config.json"
 RELOAD_TOLERANCE = 1e-5
 """Least tolerance for logits in another process, relative to the largest one."""
 
-_RELOAD = """
+_START = """
 import json, sys
 sys.modules["nlbench"] = None
-import torch, transformers
-folder, reference = sys.argv[1:]
+import torch
+path, reference = sys.argv[1:]
 saved = torch.load(reference)
 torch.set_num_threads(saved["threads"])
+torch.set_grad_enabled(False)
+inputs, facts = saved["inputs"], {}
+"""
+
+_RELOAD_DECODER = """
+import transformers
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 model, loading = transformers.AutoModelForCausalLM.from_pretrained(
-    folder, dtype="auto", output_loading_info=True, local_files_only=True)
-model.eval()
-tokens, facts = saved["tokens"], {}
-with torch.no_grad():
-    logits = model(tokens).logits
-    facts["difference"] = float((logits - saved["logits"]).float().abs().max())
-    new = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False,
-           "pad_token_id": 0, "attention_mask": torch.ones_like(tokens[:1])}
-    cached, plain = (model.generate(tokens[:1], use_cache=c, **new) for c in (True, False))
-facts["generates"] = cached.shape[1] == tokens.shape[1] + 4
+    path, dtype="auto", output_loading_info=True, local_files_only=True)
+outputs = model.eval()(inputs).logits
+new = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False,
+       "pad_token_id": 0, "attention_mask": torch.ones_like(inputs[:1])}
+cached, plain = (model.generate(inputs[:1], use_cache=c, **new) for c in (True, False))
+facts["generates"] = cached.shape[1] == inputs.shape[1] + 4
 facts["agrees"] = torch.equal(cached, plain)
 facts["missing"] = sorted(loading["missing_keys"])
 facts["unexpected"] = sorted(loading["unexpected_keys"])
 facts["use_cache"] = model.config.use_cache
+"""
+
+_RELOAD_PROGRAM = """
+outputs = torch.export.load(path).module()(inputs)
+"""
+
+_END = """
+facts["difference"] = float((outputs - saved["outputs"]).float().abs().max())
 print(json.dumps(facts))
 """
 
@@ -95,6 +108,30 @@ class ExportReport:
         return text
 
 
+def export_spans(
+    network: nn.Module, removed: Sequence[RemovedSpan], folder: Path, model: str, test: Subject
+) -> ExportReport:
+    """Export a decoder without some spans; see `export_decoder`.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If a map of the stream stands in the network: no layer of a decoder can hold it.
+    """
+    for span in removed:
+        if span.map == "affine":
+            costs = span.result.costs
+            fold = costs.get("fold")
+            advice = f"--map fold costs {fold} nats" if fold else "fold isn't possible there"
+            raise RequestError(
+                f"--export: the affine map at {span.name} costs {costs['affine']} nats, but no "
+                "layer of the network can hold it, since the residual stream passes every layer; "
+                f"{advice}, and --map skip {costs['skip']}"
+            )
+    source = model_folder(model.removeprefix("hf/")) if model.startswith("hf/") else None
+    return export_decoder(network, folder, test.inputs, source)
+
+
 def export_decoder(
     network: nn.Module, folder: Path, tokens: Tensor, source: Path | None = None
 ) -> ExportReport:
@@ -122,24 +159,21 @@ def export_decoder(
             "--export of spans takes language models of transformers that generate text; the "
             f"network is a {type(network).__name__}"
         )
-    settings = _read_json(source / "config.json") if source else {}
+    settings = read_json(source / "config.json") if source else {}
     dtype = str(settings.get("dtype") or settings.get("torch_dtype") or "float32")
     plain = _rebuild(model, getattr(torch, dtype))
     tokens = tokens[:2, :32].cpu()
     with torch.no_grad():
         logits = plain(tokens).logits
         full = _rebuild(model, torch.float32)(tokens).logits
-    with new_folder(folder) as part, tempfile.TemporaryDirectory() as temporary:
+    with new_folder(folder) as part:
         with quiet():
             plain.save_pretrained(part)
         missing = _copy_files(source, part)
         for file in part.iterdir():
             file.chmod(0o644)
-        reference = {"tokens": tokens, "logits": logits, "threads": torch.get_num_threads()}
-        torch.save(reference, Path(temporary, "reference.pt"))
-        facts = _reload(_RELOAD, part, Path(temporary, "reference.pt"))
-        tolerance = max(RELOAD_TOLERANCE, torch.finfo(plain.dtype).eps)
-        _check(facts, float(logits.abs().max()), tolerance)
+        facts = _reload(_RELOAD_DECODER, part, tokens, logits)
+        _check(facts, logits, torch.finfo(plain.dtype).eps)
     return ExportReport(
         dtype, float((logits - full).abs().max()), facts["difference"], missing, facts["agrees"]
     )
@@ -184,28 +218,29 @@ def _rebuild(model: Any, dtype: torch.dtype) -> Any:
 
 def _copy_files(source: Path | None, part: Path) -> tuple[str, ...]:
     """Copy the tokenizer and the generation config, and return what is missing."""
-    copied = []
-    for name in (*TOKENIZER_FILES, GENERATION):
-        if source is not None and (source / name).is_file():
-            shutil.copyfile(source / name, part / name)
-            copied.append(name)
     missing = []
-    if not set(copied) & set(TOKENIZER_FILES):
-        missing.append("tokenizer")
-    if GENERATION not in copied:
-        missing.append("generation config")
+    for what, names in (("tokenizer", TOKENIZER_FILES), ("generation config", (GENERATION,))):
+        files = [source / name for name in names if source and (source / name).is_file()]
+        for file in files:
+            shutil.copyfile(file, part / file.name)
+        if not files:
+            missing.append(what)
     return tuple(missing)
 
 
-def _reload(script: str, path: Path, reference: Path) -> dict[str, Any]:
+def _reload(script: str, path: Path, inputs: Tensor, outputs: Tensor) -> dict[str, Any]:
     """Run a script on an export in a process without nlbench, and return its facts."""
-    process = subprocess.run(
-        [sys.executable, "-c", script, str(path), str(reference)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as temporary:
+        reference = Path(temporary, "reference.pt")
+        threads = torch.get_num_threads()
+        torch.save({"inputs": inputs, "outputs": outputs, "threads": threads}, reference)
+        process = subprocess.run(
+            [sys.executable, "-c", f"{_START}{script}{_END}", str(path), str(reference)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
+            check=False,
+        )
     if process.returncode:
         lines = process.stderr.strip().splitlines() or ["no message"]
         raise RequestError(f"--export: another process can't load the network: {lines[-1]}")
@@ -213,38 +248,27 @@ def _reload(script: str, path: Path, reference: Path) -> dict[str, Any]:
     return facts
 
 
-def _check(facts: dict[str, Any], scale: float, tolerance: float) -> None:
+def _check(facts: dict[str, Any], outputs: Tensor, tolerance: float = 0.0) -> None:
+    """Raise if the network in the other process isn't the exported one."""
     faults = []
     for key in ("missing", "unexpected"):
-        if facts[key]:
-            faults.append(f"{key} weights {', '.join(facts[key][:3])}")
-    if not facts["difference"] <= tolerance * scale:
-        faults.append(f"logits that differ by {facts['difference']:.2g} of {scale:.2g}")
-    if not (facts["use_cache"] and facts["generates"]):
+        if names := facts.get(key):
+            faults.append(f"{key} weights {', '.join(names[:3])}")
+    scale = float(outputs.abs().max())
+    if not facts["difference"] <= max(RELOAD_TOLERANCE, tolerance) * scale:
+        faults.append(f"outputs that differ by {facts['difference']:.2g} of {scale:.2g}")
+    if not (facts.get("use_cache", True) and facts.get("generates", True)):
         faults.append("no generation with a cache")
     if faults:
-        raise RequestError(f"--export: the reloaded folder has {'; '.join(faults)}")
+        raise RequestError(f"--export: the reloaded network has {'; '.join(faults)}")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise RequestError(f"{path}: {first_line(error)}") from error
-    return dict(content)
-
-
-_LOAD_PROGRAM = """
-import json, sys
-sys.modules["nlbench"] = None
-import torch
-program, reference = sys.argv[1:]
-saved = torch.load(reference)
-torch.set_num_threads(saved["threads"])
-with torch.no_grad():
-    output = torch.export.load(program).module()(saved["inputs"])
-print(json.dumps({"difference": float((output - saved["outputs"]).abs().max())}))
-"""
+def export_calls(network: nn.Module, folder: Path, inputs: Tensor) -> str:
+    """Export a network without some calls, with maps folded, and return a description."""
+    inputs = inputs.to(next(network.parameters(), inputs).device)
+    folded_network, folded, maps = fold_activations(network, inputs)
+    export_program(folded_network, folder, inputs)
+    return f"{folded} of {maps} maps folded into the layers before them"
 
 
 def export_program(network: nn.Module, folder: Path, inputs: Tensor) -> float:
@@ -282,12 +306,6 @@ def export_program(network: nn.Module, folder: Path, inputs: Tensor) -> float:
     with new_folder(folder) as part:
         torch.export.save(program, part / "network.pt2")
         save_weights(part / "network.safetensors", network, {})
-        reference = {"inputs": inputs, "outputs": outputs, "threads": torch.get_num_threads()}
-        with tempfile.TemporaryDirectory() as temporary:
-            torch.save(reference, Path(temporary, "reference.pt"))
-            facts = _reload(_LOAD_PROGRAM, part / "network.pt2", Path(temporary, "reference.pt"))
-        if not facts["difference"] <= RELOAD_TOLERANCE * float(outputs.abs().max()):
-            raise RequestError(
-                f"--export: outputs of the reloaded program differ by {facts['difference']:.2g}"
-            )
+        facts = _reload(_RELOAD_PROGRAM, part / "network.pt2", inputs, outputs)
+        _check(facts, outputs)
     return float(facts["difference"])

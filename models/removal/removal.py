@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -12,10 +11,9 @@ from torch import nn
 from nlbench.errors import RequestError
 from nlbench.options import OptionValue
 from nlbench.probes.replacement import find_calls
-from nlbench.serialization.files import write_atomically
 from nlbench.subjects.subject import Subject
 
-from .criteria import removal_order
+from .criteria import removal_order, removal_samples
 from .curve import CALL_WEIGHTS, Removal, Step
 from .network import network_with_maps, transform_metadata
 
@@ -49,17 +47,6 @@ class RemovalResult:
     metadata: Mapping[str, str]
     positions: int
 
-    @property
-    def remaining(self) -> int:
-        """Number of remaining calls."""
-        return len(self.order) - len(self.removed)
-
-    @property
-    def remaining_positions(self) -> int:
-        """Number of values per sample that the remaining calls compute."""
-        steps = (step for step in self.steps if step.removed == "".join(self.removed[-1:]))
-        return round(next(steps).remaining["positions"] * self.positions)
-
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per step."""
         return [
@@ -75,12 +62,6 @@ class RemovalResult:
             }
             for step in self.steps
         ]
-
-    def write_curve(self, file: Path) -> None:
-        """Write the rows as CSV."""
-        import pandas as pd
-
-        write_atomically(file, pd.DataFrame(self.rows()).to_csv(index=False))
 
 
 def run_removal(
@@ -133,10 +114,9 @@ def run_removal(
             f"the network is already transformed ({transform}); remove calls from the original"
         )
     model = train.model
-    device = next(model.parameters(), train.inputs).device
-    fitting, inputs = train.inputs.to(device), test.inputs.to(device)
+    fitting, inputs, labels = removal_samples(train, test)
     example = fitting[:2]
-    calls, is_full = find_calls(model, example, of=of), of != "activations"
+    calls = find_calls(model, example, of=of)
     if not calls:
         raise RequestError("the network calls no known activation function")
     order = removal_order(
@@ -147,11 +127,9 @@ def run_removal(
         train.labels,
         seed=seed,
         settings={"sites.of": of, **settings},
+        reverse=reverse,
     )
-    order = order[::-1] if reverse else order
-    labels = test.labels
-    labels = None if labels is None or labels.is_floating_point() else labels.to(device)
-    removal = Removal(model, calls, fitting, inputs, labels, is_full=is_full)
+    removal = Removal(model, calls, fitting, inputs, labels, is_full=of != "activations")
     positions = removal.total("positions")
     if keep_relus is not None:
         share = "positions"

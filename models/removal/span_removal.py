@@ -21,10 +21,11 @@ from nlbench.options import OptionValue
 from nlbench.probes.replacement import find_calls
 from nlbench.subjects.subject import Subject
 
-from .criteria import removal_order
+from .criteria import removal_order, removal_samples
 from .spans import (
     BATCH,
     ROWS_PER_COEFFICIENT,
+    SPAN_MAPS,
     Span,
     SpanEvaluation,
     SpanResult,
@@ -37,39 +38,16 @@ TIMED_PASSES = 3
 
 @dataclass(frozen=True)
 class RemovedSpan:
-    """A span that was removed.
+    """A span of the original network, and the map that takes its place."""
 
-    Parameters
-    ----------
-    name : str
-        Name in the original network.
-    map : str
-        What takes its place: ``skip``, ``fold`` or ``affine``.
-    """
-
-    name: str
+    span: Span
     map: str
     result: SpanResult
 
-
-@dataclass(frozen=True)
-class SpanRemoval:
-    """A network without some spans.
-
-    Parameters
-    ----------
-    candidates : sequence of mapping
-        One row per span that was judged.
-    totals : sequence of mapping
-        Rows for parameters, operations, time and loss, before and after.
-    remarks : sequence of str
-    """
-
-    network: nn.Module
-    removed: Sequence[RemovedSpan]
-    candidates: Sequence[Mapping[str, Any]]
-    totals: Sequence[Mapping[str, Any]]
-    remarks: Sequence[str]
+    @property
+    def name(self) -> str:
+        """Name in the original network."""
+        return self.span.place.name
 
 
 def parse_span(text: str) -> tuple[str, int, int]:
@@ -97,9 +75,9 @@ def find_span(model: nn.Module, example: Tensor, text: str) -> Span:
         If there is none, or several lists of blocks have it.
     """
     blocks, first, last = parse_span(text)
-    singles = [Span.at(place, model) for place in find_calls(model, example, of="spans:1")]
     ends: dict[str, int] = {}
-    for single in singles:
+    for place in find_calls(model, example, of="spans:1"):
+        single = Span.at(place, model)
         ends[single.blocks] = max(single.last, ends.get(single.blocks, 0))
     known = ", ".join(f"{name}.0..{end}" for name, end in ends.items())
     if blocks and blocks not in ends:
@@ -113,203 +91,180 @@ def find_span(model: nn.Module, example: Tensor, text: str) -> Span:
     return next(s for s in spans if (s.blocks, s.first) == (lists[0], first))
 
 
-class _Shrinking:
-    """A network from which spans are removed one at a time."""
-
-    def __init__(self, train: Subject, test: Subject, map_name: str) -> None:
-        self.network = train.model
-        self._device = next(train.model.parameters(), train.inputs).device
-        self.fitting, self.inputs = train.inputs.to(self._device), test.inputs.to(self._device)
-        labels = test.labels
-        is_class = labels is not None and not labels.is_floating_point()
-        self.labels = labels.to(self._device) if labels is not None and is_class else None
-        self._map = map_name
-        self.removed: list[tuple[Span, RemovedSpan]] = []
-        self.rows: list[dict[str, Any]] = []
-
-    def remove_cheapest(self, candidates: Sequence[Span]) -> None:
-        """Judge spans of the original network, and remove the one that costs least."""
-        evaluation = SpanEvaluation(self.network, self.fitting, self.inputs, self.labels)
-        results = evaluation.evaluate([self._current(span) for span in candidates])
-        maps = [result.choose(self._map) for result in results]
-        costs = [result.costs[name].mean for result, name in zip(results, maps, strict=True)]
-        best = costs.index(min(costs))
-        for index, result in enumerate(results):
-            name = candidates[index].place.name
-            self.rows.append(_row(name, result, maps[index] if index == best else ""))
-        self.network = evaluation.network(results[best], maps[best])
-        chosen = RemovedSpan(candidates[best].place.name, maps[best], results[best])
-        self.removed.append((candidates[best], chosen))
-
-    def _current(self, span: Span) -> Span:
-        """Return a span of the original network as it is now."""
-        missing = 0
-        for other, removed in self.removed:
-            if other.blocks == span.blocks and other.last < span.first:
-                missing += other.length - (removed.map == "affine")
-        return span.shifted(missing)
-
-
-def remove_spans(
-    train: Subject,
-    test: Subject,
-    criterion: str,
-    *,
-    of: str,
-    span: str | None,
-    count: int,
-    map_name: str,
-    judged: int,
-    reverse: bool,
-    seed: int,
-    settings: Mapping[str, OptionValue | str],
-) -> SpanRemoval:
-    """Remove spans of blocks from a subject's network.
+class SpanRemoval:
+    """A network from which spans are removed one at a time.
 
     Parameters
     ----------
     train, test : Subject
         The same network with samples for ranking and fitting, and with samples for evaluation.
-    criterion : str
-        See `nlbench.models.removal.criteria.removal_order`. It shortlists spans.
-    of : str
-        ``spans:L`` or ``spans:A..B``.
-    span : str or None
-        The only span to remove, in place of `criterion` and `count`; see `parse_span`.
-    count : int
-        Number of spans to remove. They don't overlap.
     map_name : {"skip", "fold", "affine"}
         What takes the place of a span, unless skipping it costs less.
-    judged : int
-        Number of spans whose cost is measured before each removal.
 
-    Raises
-    ------
-    nlbench.RequestError
+    Attributes
+    ----------
+    network : torch.nn.Module
+        What is left.
+    removed : list of RemovedSpan
+    rows : list of dict
+        One per span that was judged.
     """
-    example = train.inputs[:2].to(next(train.model.parameters(), train.inputs).device)
-    shrinking = _Shrinking(train, test, map_name)
-    if span is not None:
-        shrinking.remove_cheapest([find_span(train.model, example, span)])
-    else:
-        spans = _ranked_spans(train, example, criterion, of, map_name, seed, settings)
-        spans = spans[::-1] if reverse else spans
+
+    def __init__(self, train: Subject, test: Subject, map_name: str) -> None:
+        self.network = train.model
+        self.removed: list[RemovedSpan] = []
+        self.rows: list[dict[str, Any]] = []
+        self._train = train
+        self._fitting, self._inputs, self._labels = removal_samples(train, test)
+        self._map = map_name
+
+    def remove_named(self, text: str) -> None:
+        """Remove the span that a text names; see `parse_span`."""
+        self._remove_cheapest([find_span(self.network, self._fitting[:2], text)])
+
+    def remove_ranked(
+        self,
+        criterion: str,
+        of: str,
+        count: int,
+        judged: int,
+        *,
+        reverse: bool,
+        seed: int,
+        settings: Mapping[str, OptionValue | str],
+    ) -> None:
+        """Remove spans that don't overlap, each the cheapest of those that come first.
+
+        Parameters
+        ----------
+        criterion : str
+            See `nlbench.models.removal.criteria.removal_order`.
+        of : str
+            ``spans:L`` or ``spans:A..B``.
+        count : int
+            Number of spans to remove.
+        judged : int
+            Number of spans whose cost is measured before each removal.
+        """
+        calls = find_calls(self.network, self._fitting[:2], of=of)
+        order = removal_order(
+            criterion,
+            self.network,
+            calls,
+            self._train.inputs,
+            self._train.labels,
+            seed=seed,
+            settings={"sites.of": of, **settings},
+            statistic="without_first",
+            reverse=reverse,
+        )
+        by_name = {call.name: call for call in calls}
+        spans = [Span.at(by_name[name], self.network) for name in order]
+        if self._map == "fold":
+            # No layer precedes block 0; a map in the embedding unties the head, which adds weights.
+            spans = [s for s in spans if s.first or not has_tied_head(self.network)]
+        if not spans:
+            raise RequestError(f"--of: {of}: a span from block 0 can't be folded")
         for _ in range(count):
-            removed = [original for original, _ in shrinking.removed]
-            left = [s for s in spans if not any(s.overlaps(other) for other in removed)]
+            taken = [removed.span for removed in self.removed]
+            left = [s for s in spans if not any(s.overlaps(other) for other in taken)]
             if not left:
                 raise RequestError(
-                    f"--count: {len(removed)} spans leave no other that doesn't overlap them"
+                    f"--count: {len(taken)} spans leave no other that doesn't overlap them"
                 )
-            shrinking.remove_cheapest(left[:judged])
-    removed_spans = [removed for _, removed in shrinking.removed]
-    totals = _compare(train.model, shrinking.network, shrinking.inputs, shrinking.labels)
-    remarks = _remarks(removed_spans, map_name, len(shrinking.inputs))
-    return SpanRemoval(shrinking.network, removed_spans, shrinking.rows, totals, remarks)
+            self._remove_cheapest(left[:judged])
 
+    def _remove_cheapest(self, candidates: Sequence[Span]) -> None:
+        """Judge spans of the original network, and remove the one that costs least."""
+        evaluation = SpanEvaluation(self.network, self._fitting, self._inputs, self._labels)
+        results = evaluation.evaluate([self._current(span) for span in candidates])
+        maps = [result.choose(self._map) for result in results]
+        costs = [result.costs[name].mean for result, name in zip(results, maps, strict=True)]
+        best = costs.index(min(costs))
+        for index, result in enumerate(results):
+            chosen = maps[index] if index == best else ""
+            self.rows.append(_row(candidates[index].place.name, result, chosen))
+        self.network = evaluation.network(results[best], maps[best])
+        self.removed.append(RemovedSpan(candidates[best], maps[best], results[best]))
 
-def _ranked_spans(
-    train: Subject,
-    example: Tensor,
-    criterion: str,
-    of: str,
-    map_name: str,
-    seed: int,
-    settings: Mapping[str, OptionValue | str],
-) -> list[Span]:
-    calls = find_calls(train.model, example, of=of)
-    order = removal_order(
-        criterion,
-        train.model,
-        calls,
-        train.inputs,
-        train.labels,
-        seed=seed,
-        settings={"sites.of": of, **settings},
-        statistic="without_first",
-    )
-    by_name = {call.name: call for call in calls}
-    spans = [Span.at(by_name[name], train.model) for name in order]
-    if map_name == "fold":
-        # No layer precedes block 0; a map in the embedding unties the head, which adds weights.
-        spans = [s for s in spans if s.first or not has_tied_head(train.model)]
-    if not spans:
-        raise RequestError(f"--of: {of}: a span from block 0 can't be folded")
-    return spans
+    def _current(self, span: Span) -> Span:
+        """Return a span of the original network as it is now."""
+        before = [
+            r for r in self.removed if r.span.blocks == span.blocks and r.span.last < span.first
+        ]
+        return span.shifted(sum(r.span.length - (r.map == "affine") for r in before))
+
+    def remarks(self) -> list[str]:
+        """Return notes on the maps and their costs."""
+        remarks = []
+        for removed in self.removed:
+            per_coefficient = removed.result.maps["affine"].rows_per_coefficient
+            if self._map != "skip" and per_coefficient < ROWS_PER_COEFFICIENT:
+                remarks.append(
+                    f"{per_coefficient:.1f} rows per coefficient, below {ROWS_PER_COEFFICIENT}: "
+                    "more samples may make the maps cheaper (--fit-samples; for text also "
+                    "text.windows)"
+                )
+            if removed.map != self._map:
+                is_known = self._map in removed.result.maps
+                reason = "costs more than skipping" if is_known else "isn't possible"
+                remarks.append(f"{removed.name} is skipped, since {self._map} {reason} there")
+        if len(self._inputs) < 2:
+            remarks.append("one sample for evaluation: costs have no standard error")
+        return list(dict.fromkeys(remarks))
+
+    @torch.no_grad()
+    def totals(self) -> list[dict[str, Any]]:
+        """Return rows for parameters, operations, time and loss, before and after."""
+        networks = {"before": self._train.model.eval(), "after": self.network.eval()}
+        example = self._inputs[:1]
+        seconds: dict[str, list[float]] = {"before": [], "after": []}
+        flops = {}
+        with without_fast_path():
+            for name, network in networks.items():
+                with FlopCounterMode(display=False) as counter:
+                    network(example.clone())
+                flops[name] = counter.get_total_flops()
+            # Alternating passes, so that other load on the machine affects both.
+            for _ in range(TIMED_PASSES):
+                for name, network in networks.items():
+                    start = time.perf_counter()
+                    validated_outputs(network(example.clone()), 1).sum().item()
+                    seconds[name].append(time.perf_counter() - start)
+            parameters = {n: sum(p.numel() for p in m.parameters()) for n, m in networks.items()}
+            times = {name: statistics.median(values) for name, values in seconds.items()}
+            rows = [
+                {"quantity": "parameters", **parameters},
+                {"quantity": "floating-point operations a sample", **flops},
+                {"quantity": "seconds a sample", **times},
+            ]
+            if self._labels is not None:
+                losses = {name: self._mean_loss(network) for name, network in networks.items()}
+                rows.append({"quantity": "loss, nats", **losses})
+                perplexities = {name: math.exp(loss) for name, loss in losses.items()}
+                rows.append({"quantity": "perplexity", **perplexities})
+        for row in rows:
+            row["ratio"] = row["after"] / row["before"] if row["before"] else math.nan
+        return rows
+
+    def _mean_loss(self, network: nn.Module) -> float:
+        assert self._labels is not None
+        losses = []
+        batches = (torch.split(tensor, BATCH) for tensor in (self._inputs, self._labels))
+        for batch, targets in zip(*batches, strict=True):
+            logits = validated_outputs(network(batch.clone()), len(batch))
+            losses.append(sample_losses(logits, targets, logits))
+        return torch.cat(losses).mean().item()
 
 
 def _row(name: str, result: SpanResult, chosen: str) -> dict[str, Any]:
     """Return the row of a span that was judged."""
     row: dict[str, Any] = {"span": name, "blocks": result.span.length, "chosen": chosen}
-    for map_name in ("skip", "fold", "affine"):
+    for map_name in SPAN_MAPS:
         cost = result.costs.get(map_name)
         row[map_name] = cost.mean if cost else math.nan
         row[f"{map_name}_se"] = cost.error if cost else math.nan
     affine = result.maps["affine"]
-    row["r2"], row["r2_with_first"] = affine.r2, affine.r2_with_first
-    row["rows"], row["rows_per_coefficient"] = affine.rows, affine.rows_per_coefficient
+    for key in ("r2", "r2_with_first", "rows", "rows_per_coefficient"):
+        row[key] = getattr(affine, key)
     return row
-
-
-def _remarks(removed: Sequence[RemovedSpan], map_name: str, samples: int) -> list[str]:
-    remarks = []
-    for span in removed:
-        per_coefficient = span.result.maps["affine"].rows_per_coefficient
-        if map_name != "skip" and per_coefficient < ROWS_PER_COEFFICIENT:
-            remarks.append(
-                f"{per_coefficient:.1f} rows per coefficient, below {ROWS_PER_COEFFICIENT}: more "
-                "samples may make the maps cheaper (--fit-samples; for text also text.windows)"
-            )
-        if span.map != map_name:
-            reason = (
-                "costs more than skipping" if map_name in span.result.maps else "isn't possible"
-            )
-            remarks.append(f"{span.name} is skipped, since {map_name} {reason} there")
-    if samples < 2:
-        remarks.append("one sample for evaluation: costs have no standard error")
-    return list(dict.fromkeys(remarks))
-
-
-@torch.no_grad()
-def _compare(
-    before: nn.Module, after: nn.Module, inputs: Tensor, labels: Tensor | None
-) -> list[dict[str, Any]]:
-    """Return rows of parameters, operations, time and loss of two networks."""
-    networks = {"before": before.eval(), "after": after.eval()}
-    example = inputs[:1]
-    seconds: dict[str, list[float]] = {"before": [], "after": []}
-    flops = {}
-    with without_fast_path():
-        for name, network in networks.items():
-            with FlopCounterMode(display=False) as counter:
-                network(example.clone())
-            flops[name] = counter.get_total_flops()
-        # Alternating passes, so that other load on the machine affects both.
-        for _ in range(TIMED_PASSES):
-            for name, network in networks.items():
-                start = time.perf_counter()
-                validated_outputs(network(example.clone()), 1).sum().item()
-                seconds[name].append(time.perf_counter() - start)
-        parameters = {n: sum(p.numel() for p in m.parameters()) for n, m in networks.items()}
-        times = {name: statistics.median(values) for name, values in seconds.items()}
-        rows = [
-            {"quantity": "parameters", **parameters},
-            {"quantity": "floating-point operations a sample", **flops},
-            {"quantity": "seconds a sample", **times},
-        ]
-        if labels is not None:
-            losses = {n: _mean_loss(m, inputs, labels) for n, m in networks.items()}
-            rows.append({"quantity": "loss, nats", **losses})
-            perplexities = {name: math.exp(loss) for name, loss in losses.items()}
-            rows.append({"quantity": "perplexity", **perplexities})
-    for row in rows:
-        row["ratio"] = row["after"] / row["before"] if row["before"] else math.nan
-    return rows
-
-
-def _mean_loss(network: nn.Module, inputs: Tensor, labels: Tensor) -> float:
-    losses = []
-    for batch, targets in zip(torch.split(inputs, BATCH), torch.split(labels, BATCH), strict=True):
-        logits = validated_outputs(network(batch.clone()), len(batch))
-        losses.append(sample_losses(logits, targets, logits))
-    return torch.cat(losses).mean().item()

@@ -9,9 +9,10 @@ fits are regressions of y - x with a penalty on the map, so that a large penalty
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,11 +23,14 @@ from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.module_stack import CallId
-from nlbench.probes.replacement import CallInterception, ReplaceableCall
+from nlbench.measures.statistics.regression import RegressionMap, RegressionSums
+from nlbench.probes.replacement import AffineMap, ReplaceableCall
 from nlbench.probes.replacement.interception import first_tensor
-from nlbench.probes.replacement.prefix import Replacement, SharedPrefix
+from nlbench.probes.replacement.prefix import SharedPrefix
 
 from .layers import AffineModule
+
+SPAN_MAPS = ("skip", "fold", "affine")
 
 RIDGES = (0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Penalties to choose from, relative to the mean variance of the inputs after position 0."""
@@ -44,49 +48,11 @@ BATCH = 4
 
 
 @dataclass(frozen=True)
-class StreamSums:
-    """Sums over rows of regressors u (n, p), targets t (n, k) and outputs y (n, k), in float64."""
-
-    n: int
-    u: Tensor
-    t: Tensor
-    y: Tensor
-    uu: Tensor
-    ut: Tensor
-    tt: Tensor
-    yy: Tensor
-
-    @classmethod
-    def of(cls, u: Tensor, t: Tensor, y: Tensor) -> StreamSums:
-        """Compute the sums of some rows."""
-        u, t, y = (rows.double() for rows in (u, t, y))
-        squares = t.square().sum(), y.square().sum()
-        return cls(len(u), u.sum(0), t.sum(0), y.sum(0), u.T @ u, u.T @ t, *squares)
-
-    def plus(self, other: StreamSums) -> StreamSums:
-        """Return the sums of both sets of rows."""
-        names = (field.name for field in fields(self))
-        return StreamSums(*(getattr(self, name) + getattr(other, name) for name in names))
-
-    def squared_errors(self, weight: Tensor, bias: Tensor) -> float:
-        """Return the sum of ‖t - u weight - bias‖²."""
-        fitted = (weight * (self.uu @ weight)).sum() - 2 * (weight * self.ut).sum()
-        shifted = 2 * (self.u @ weight - self.t) @ bias + self.n * bias.square().sum()
-        return max(0.0, float(self.tt + fitted + shifted))
-
-    def variation(self) -> float:
-        """Return the sum of squares of y about its mean."""
-        return float(self.yy - self.y.square().sum() / self.n)
-
-
-@dataclass(frozen=True)
-class StreamMap:
-    """A fitted map from u to y - x, with held-out scores.
+class StreamMap(AffineMap):
+    """A fitted map from u (p,) to y - x (k,), with held-out scores.
 
     Parameters
     ----------
-    weight : tensor of shape (p, k)
-    bias : tensor of shape (k,)
     ridge : float
         Chosen penalty, one of `RIDGES`.
     r2, r2_with_first : float
@@ -96,16 +62,10 @@ class StreamMap:
         Number of rows, positions of all samples, in the fit.
     """
 
-    weight: Tensor
-    bias: Tensor
     ridge: float
     r2: float
     r2_with_first: float
     rows: int
-
-    def __call__(self, u: Tensor) -> Tensor:
-        """Return the predicted change of the stream."""
-        return u @ self.weight.to(u) + self.bias.to(u)
 
     @property
     def rows_per_coefficient(self) -> float:
@@ -135,18 +95,19 @@ class StreamFit:
     """
 
     def __init__(self, has_bias: bool) -> None:
-        self._has_bias, self._samples = has_bias, 0
-        self._parts: dict[tuple[int, bool], StreamSums] = {}
+        self._has_bias = has_bias
+        self._samples = 0
+        self._parts: dict[tuple[int, bool], _Sums] = {}
 
     def add(self, u: Tensor, x: Tensor, y: Tensor) -> None:
         """Add tensors of shape (samples, positions, channels)."""
-        change = y.double() - x.double()
-        for index in range(len(u)):
-            fold = (self._samples + index) % 2
-            for is_first, rows in ((True, slice(0, 1)), (False, slice(1, None))):
-                part = StreamSums.of(u[index, rows], change[index, rows], y[index, rows])
+        for fold in (0, 1):
+            samples = slice((fold + self._samples) % 2, None, 2)
+            for is_first, positions in ((True, slice(0, 1)), (False, slice(1, None))):
+                rows = (each[samples, positions].flatten(0, 1).double() for each in (u, x, y))
+                part = _sums(*rows)
                 key = fold, is_first
-                self._parts[key] = self._parts[key].plus(part) if key in self._parts else part
+                self._parts[key] = _plus(self._parts[key], part) if key in self._parts else part
         self._samples += len(u)
 
     def fit(self) -> StreamMap:
@@ -157,60 +118,60 @@ class StreamFit:
         nlbench.Undefined
             If there are fewer than two samples, or fewer than three positions.
         """
-        rest = [self._parts.get((fold, False)) for fold in (0, 1)]
-        if not all(part is not None and part.n > 1 for part in rest):
+        rest = [self._parts[fold, False] for fold in (0, 1) if self._samples]
+        if not rest or min(change.n for change, _ in rest) < 2:
             raise Undefined("maps of spans need at least two samples of three positions")
-        folds = [self._parts[fold, True].plus(self._parts[fold, False]) for fold in (0, 1)]
-        after_first = self._parts[0, False].plus(self._parts[1, False])
-        unit = self._covariances(after_first)[0].trace().item() / len(after_first.u)
+        folds = [_plus(self._parts[fold, True], rest[fold]) for fold in (0, 1)]
+        after_first = _plus(*rest)
+        total = _plus(*folds)
+        unit = _Ridge(after_first[0], self._has_bias).mean_variance
+        solvers = [_Ridge(change, self._has_bias) for change, _ in folds]
         errors = {}
-        solvers = [_RidgeSolver(*self._covariances(part)) for part in folds]
         for ridge in RIDGES:
-            errors[ridge] = [0.0, 0.0]
-            for fold, solver in enumerate(solvers):
-                solution = self._with_bias(folds[fold], solver.solve(ridge * unit))
-                errors[ridge][0] += self._parts[1 - fold, False].squared_errors(*solution)
-                errors[ridge][1] += folds[1 - fold].squared_errors(*solution)
+            maps = [solver.solve(ridge * unit) for solver in solvers]
+            errors[ridge] = [
+                sum(parts[1 - fold][0].squared_errors(maps[fold]) for fold in (0, 1))
+                for parts in (rest, folds)
+            ]
         best = min(RIDGES, key=lambda ridge: errors[ridge][0])
-        total = folds[0].plus(folds[1])
-        weight, bias = self._with_bias(
-            total, _RidgeSolver(*self._covariances(total)).solve(best * unit)
-        )
-        scores = [
-            1 - error / part.variation() if part.variation() > 0 else float("nan")
-            for error, part in zip(errors[best], (after_first, total), strict=True)
-        ]
-        return StreamMap(weight, bias, best, scores[0], scores[1], total.n)
-
-    def _covariances(self, sums: StreamSums) -> tuple[Tensor, Tensor]:
-        """Return mean products of u with u and t, about the means if there is a bias."""
-        uu = sums.uu / sums.n
-        ut = sums.ut / sums.n
-        if self._has_bias:
-            mean = sums.u / sums.n
-            uu = uu - torch.outer(mean, mean)
-            ut = ut - torch.outer(mean, sums.t / sums.n)
-        return uu, ut
-
-    def _with_bias(self, sums: StreamSums, weight: Tensor) -> tuple[Tensor, Tensor]:
-        bias = (sums.t - sums.u @ weight) / sums.n
-        return weight, bias if self._has_bias else torch.zeros_like(bias)
+        fitted = _Ridge(total[0], self._has_bias).solve(best * unit)
+        scores = []
+        for error, (_, stream) in zip(errors[best], (after_first, total), strict=True):
+            variation = float(stream.centered()[2].sum())
+            scores.append(1 - error / variation if variation > 0 else float("nan"))
+        bias = fitted.mean_y - fitted.mean_x @ fitted.coefficients
+        return StreamMap(fitted.coefficients, bias, best, *scores, total[0].n)
 
 
-class _RidgeSolver:
-    """Solutions W of (A + ridge) W = B for several values of ridge."""
+_Sums = tuple[RegressionSums, RegressionSums]
+"""Sums of the change of the stream on the regressors, and of the new stream on nothing."""
 
-    def __init__(self, a: Tensor, b: Tensor) -> None:
-        self._values, self._vectors = torch.linalg.eigh(a)
-        self._products = self._vectors.T @ b
 
-    def solve(self, ridge: float) -> Tensor:
-        """Return the solution, of minimum norm if A is singular and `ridge` is 0."""
+def _sums(u: Tensor, x: Tensor, y: Tensor) -> _Sums:
+    return RegressionSums.of(u, y - x), RegressionSums.of(y[:, :0], y)
+
+
+def _plus(first: _Sums, second: _Sums) -> _Sums:
+    return first[0].plus(second[0]), first[1].plus(second[1])
+
+
+class _Ridge:
+    """Ridge regressions with several penalties, about the means if there is a bias."""
+
+    def __init__(self, sums: RegressionSums, has_bias: bool) -> None:
+        self._means = [total / sums.n * has_bias for total in (sums.x, sums.y)]
+        uu, ut, _ = sums.about(*self._means)
+        self._values, self._vectors = torch.linalg.eigh(uu / sums.n)
+        self._products = self._vectors.T @ (ut / sums.n)
+        self.mean_variance = float(uu.trace()) / sums.n / len(uu)
+
+    def solve(self, ridge: float) -> RegressionMap:
+        """Return the map, of minimum norm if the inputs are dependent and `ridge` is 0."""
         values = self._values.clamp(min=0)
         is_zero = values <= RANK_TOLERANCE * values.max()
         scale = torch.where(is_zero & (ridge == 0), 0.0, 1 / (values + ridge))
-        solution: Tensor = self._vectors @ (scale[:, None] * self._products)
-        return solution
+        weight = self._vectors @ (scale[:, None] * self._products)
+        return RegressionMap(weight, *self._means, rank=len(values))
 
 
 @dataclass(frozen=True)
@@ -279,6 +240,12 @@ class Cost:
     mean: float
     error: float
 
+    @classmethod
+    def of(cls, values: Tensor) -> Cost:
+        """Return the mean of the samples' values (n,)."""
+        error = float(values.std()) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+        return cls(float(values.mean()), error)
+
     def __str__(self) -> str:
         """Format the mean and its standard error."""
         return f"{self.mean:.3f} ± {self.error:.3f}"
@@ -296,11 +263,14 @@ class SpanResult:
         Keyed by ``fold`` and ``affine``.
     costs : mapping of str to Cost
         Keyed by ``skip``, ``fold`` and ``affine``.
+    layer : str or None
+        Path of the linear layer that ``fold`` changes; None for the embedding.
     """
 
     span: Span
     maps: Mapping[str, StreamMap]
     costs: Mapping[str, Cost]
+    layer: str | None = None
 
     def choose(self, map_name: str) -> str:
         """Return the name of a map, or ``skip`` if that costs no more."""
@@ -315,11 +285,11 @@ def last_linear(block: nn.Module, width: int, called: Sequence[str]) -> str | No
 
     Linear layers are `torch.nn.Linear` and the transposed layers of GPT-2.
     """
-    modules = dict(block.named_modules())
     for path in reversed(called):
-        weight = modules[path]._parameters.get("weight")
-        is_linear = isinstance(modules[path], nn.Linear)
-        if weight is None or weight.ndim != 2 or not (is_linear or _is_transposed(modules[path])):
+        module = block.get_submodule(path)
+        weight = getattr(module, "weight", None)
+        is_linear = isinstance(module, nn.Linear)
+        if not (is_linear or _is_transposed(module)) or weight is None or weight.ndim != 2:
             continue
         if weight.shape[0 if is_linear else 1] == width:
             return path
@@ -328,6 +298,40 @@ def last_linear(block: nn.Module, width: int, called: Sequence[str]) -> str | No
 
 def _is_transposed(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers")
+
+
+@contextmanager
+def watch(
+    model: nn.Module, inputs: Iterable[str] = (), outputs: Iterable[str] = ()
+) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Record copies of the first tensors that modules take and return, by path."""
+    taken: dict[str, Tensor] = {}
+    returned: dict[str, Tensor] = {}
+
+    def record(tensors: dict[str, Tensor], path: str, values: Any) -> None:
+        if (tensor := first_tensor(values)) is not None:
+            tensors.pop(path, None)  # So that the order is that of the last calls.
+            tensors[path] = tensor.clone()
+
+    def record_input(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        record(taken, path, (args, kwargs))
+
+    def record_output(path: str, module: nn.Module, args: Any, output: Any) -> None:
+        record(returned, path, (output,))
+
+    handles: list[Any] = []
+    try:
+        for path in set(inputs):
+            hook = partial(record_input, path)
+            module = model.get_submodule(path)
+            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        for path in set(outputs):
+            module = model.get_submodule(path)
+            handles.append(module.register_forward_hook(partial(record_output, path)))
+        yield taken, returned
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class SpanEvaluation:
@@ -347,127 +351,97 @@ class SpanEvaluation:
     def __init__(
         self, model: nn.Module, fitting: Tensor, inputs: Tensor, labels: Tensor | None
     ) -> None:
-        self._model, self._fitting = model, fitting
-        self._inputs, self._labels = inputs, labels
+        self._model = model
+        self._fitting = fitting
+        self._inputs = inputs
+        self._labels = labels
 
     def evaluate(self, spans: Sequence[Span]) -> list[SpanResult]:
         """Fit the maps of some spans, and measure what each costs."""
         with torch.no_grad(), evaluation_mode(self._model), without_fast_path():
-            folds = {span: self._folding_layer(span) for span in spans}
-            maps = self._fit(spans, folds)
-            costs = self._costs(spans, folds, maps)
-        return [SpanResult(span, maps[span], costs[span]) for span in spans]
+            return self._with_costs(self._fit(spans))
 
     def _folding_layer(self, span: Span) -> str | None:
         """Return the path of the linear layer that a span's map folds into."""
         if span.first == 0:
             return None
         before = f"{span.blocks}.{span.first - 1}"
-        called: list[str] = []
-
-        def note(call: CallId, x: Tensor, compute: Any) -> Any:
-            output = compute()
-            if call.position is None and call.path.startswith(f"{before}."):
-                called.append(call.path.removeprefix(f"{before}."))
-            return output
-
-        CallInterception(self._model).run(self._inputs[:1].clone(), note)
-        path = last_linear(self._model.get_submodule(before), span.place.channels, called)
+        block = self._model.get_submodule(before)
+        paths = [f"{before}.{path}" for path, _ in block.named_modules() if path]
+        with watch(self._model, outputs=paths) as (_, outputs):
+            self._model(self._inputs[:1].clone())
+        called = [path.removeprefix(f"{before}.") for path in outputs]
+        path = last_linear(block, span.place.channels, called)
         return None if path is None else f"{before}.{path}"
 
-    def _fit(
-        self, spans: Sequence[Span], folds: Mapping[Span, str | None]
-    ) -> dict[Span, dict[str, StreamMap]]:
+    def _fit(self, spans: Sequence[Span]) -> list[SpanResult]:
+        """Fit the maps of some spans, without costs."""
+        layers = {span: self._folding_layer(span) for span in spans}
         fits: dict[Span, dict[str, StreamFit]] = {}
-        for span in spans:
+        for span, layer in layers.items():
             fits[span] = {"affine": StreamFit(has_bias=True)}
-            if (path := folds[span]) is not None:
-                has_bias = self._model.get_submodule(path).bias is not None
-                fits[span]["fold"] = StreamFit(has_bias)
-        starts = {span.place.call for span in spans}
-        ends = {span.place.end for span in spans}
+            if layer is not None:
+                fits[span]["fold"] = StreamFit(self._model.get_submodule(layer).bias is not None)
+        starts = [span.place.call.path for span in spans]
+        ends = [span.place.end.path for span in spans]
         for batch in torch.split(self._fitting, BATCH):
-            before: dict[CallId, Tensor] = {}
-            after: dict[CallId, Tensor] = {}
-
-            def note(call: CallId, x: Tensor, compute: Any) -> Any:
-                if call in starts:
-                    before[call] = x.clone()  # noqa: B023 - runs within the iteration
-                output = compute()
-                if call in ends:
-                    after[call] = first_tensor((output,)).clone()  # type: ignore[union-attr]  # noqa: B023
-                return output
-
-            with self._watch_outputs(folds) as branches:
-                CallInterception(self._model).run(batch.clone(), note)
-            for span in spans:
-                x = before[span.place.call]
-                y = after[span.place.end]
+            with watch(self._model, starts, [*ends, *filter(None, layers.values())]) as streams:
+                self._model(batch.clone())
+            taken, returned = streams
+            for span, layer in layers.items():
+                x = taken[span.place.call.path]
+                y = returned[span.place.end.path]
                 fits[span]["affine"].add(x, x, y)
-                if (path := folds[span]) is not None:
-                    fits[span]["fold"].add(branches[path], x, y)
-        maps = {}
-        for span, of_span in fits.items():
-            maps[span] = {name: fit.fit() for name, fit in of_span.items()}
+                if layer is not None:
+                    fits[span]["fold"].add(returned[layer], x, y)
+        results = []
+        for span, layer in layers.items():
+            maps = {name: fit.fit() for name, fit in fits[span].items()}
             if span.first == 0 and embedding(self._model) is not None:
-                maps[span]["fold"] = maps[span]["affine"]
-        return maps
+                maps["fold"] = maps["affine"]
+            results.append(SpanResult(span, maps, {}, layer))
+        return results
 
-    @contextmanager
-    def _watch_outputs(self, folds: Mapping[Span, str | None]) -> Iterator[dict[str, Tensor]]:
-        """Record the outputs of the layers that maps fold into."""
-        outputs: dict[str, Tensor] = {}
-        handles = []
-        for path in {path for path in folds.values() if path is not None}:
-
-            def hook(module: nn.Module, args: Any, output: Tensor, path: str = path) -> None:
-                outputs[path] = output.clone()
-
-            handles.append(self._model.get_submodule(path).register_forward_hook(hook))
-        try:
-            yield outputs
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _costs(
-        self,
-        spans: Sequence[Span],
-        folds: Mapping[Span, str | None],
-        maps: Mapping[Span, Mapping[str, StreamMap]],
-    ) -> dict[Span, dict[str, Cost]]:
-        losses: dict[tuple[Span, str], list[Tensor]] = {}
-        prefix = SharedPrefix(self._model, [span.place for span in spans], self._inputs[:1])
+    def _with_costs(self, results: Sequence[SpanResult]) -> list[SpanResult]:
+        """Measure the cost of each map."""
+        losses: dict[tuple[int, str], list[Tensor]] = {}
+        prefix = SharedPrefix(
+            self._model, [result.span.place for result in results], self._inputs[:1]
+        )
         for start in range(0, len(self._inputs), BATCH):
             batch = self._inputs[start : start + BATCH]
             labels = None if self._labels is None else self._labels[start : start + BATCH]
-            with self._watch_outputs(folds) as branches:
-                original = validated_outputs(prefix.record(batch), len(batch))
-                base = sample_losses(original, labels, original)
-                for span in spans:
-                    for name in ("skip", *maps[span]):
-                        path = folds[span] if name == "fold" else None
-                        branch = None if path is None else branches[path]
-                        new = replacement(maps[span].get(name), branch)
-                        output = validated_outputs(prefix.run(span.place, new), len(batch))
-                        added = sample_losses(output, labels, original) - base
-                        losses.setdefault((span, name), []).append(added)
-        return {
-            span: {name: _mean(torch.cat(losses[span, name])) for name in ("skip", *maps[span])}
-            for span in spans
-        }
+            original, branches = self._record(prefix, results, batch)
+            base = sample_losses(original, labels, original)
+            for index, result in enumerate(results):
+                for name in ("skip", *result.maps):
+                    output = _replaced(prefix, result, name, branches, len(batch))
+                    added = sample_losses(output, labels, original) - base
+                    losses.setdefault((index, name), []).append(added)
+        return [
+            replace(
+                result,
+                costs={
+                    name: Cost.of(torch.cat(losses[index, name])) for name in ("skip", *result.maps)
+                },
+            )
+            for index, result in enumerate(results)
+        ]
+
+    def _record(
+        self, prefix: SharedPrefix, results: Sequence[SpanResult], batch: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the original outputs, and those of the layers that maps fold into."""
+        layers = [result.layer for result in results if result.layer is not None]
+        with watch(self._model, outputs=layers) as (_, branches):
+            return validated_outputs(prefix.record(batch), len(batch)), branches
 
     def outputs(self, result: SpanResult, map_name: str, inputs: Tensor) -> Tensor:
         """Return the network's outputs with a span replaced, without a change of its weights."""
-        path = self._folding_layer(result.span) if map_name == "fold" else None
-        folds = {result.span: path}
         with torch.no_grad(), evaluation_mode(self._model), without_fast_path():
             prefix = SharedPrefix(self._model, [result.span.place], inputs)
-            with self._watch_outputs(folds) as branches:
-                prefix.record(inputs)
-                branch = None if path is None else branches[path]
-                new = replacement(result.maps.get(map_name), branch)
-                return validated_outputs(prefix.run(result.span.place, new), len(inputs))
+            _, branches = self._record(prefix, [result], inputs)
+            return _replaced(prefix, result, map_name, branches, len(inputs))
 
     def network(self, result: SpanResult, map_name: str) -> nn.Module:
         """Return a copy of the network in which a span is replaced for good.
@@ -479,14 +453,14 @@ class SpanEvaluation:
             layer that the map is folded into and the stream, or a layer that several blocks share.
         """
         span = result.span
-        path = self._folding_layer(span) if map_name == "fold" else None
         example = self._inputs[:2]
         expected = self.outputs(result, map_name, example)
         twin = copy.deepcopy(self._model).eval()
         if map_name == "fold":
-            if path is None:
+            if result.layer is None:
                 untie_head(pretrained_model(twin))
-            _fold(twin.get_submodule(path) if path else embedding(twin), result.maps["fold"])
+            layer = embedding(twin) if result.layer is None else twin.get_submodule(result.layer)
+            _fold(layer, result.maps["fold"])
         delete_blocks(twin, span, result.maps["affine"] if map_name == "affine" else None)
         try:
             with torch.no_grad(), evaluation_mode(twin), without_fast_path():
@@ -500,10 +474,9 @@ class SpanEvaluation:
         if not error < OUTPUT_TOLERANCE:
             reason = "the network depends on these blocks"
             if map_name == "fold":
-                layer = path or "the embedding"
                 reason = (
-                    f"the output of {layer} isn't added to the stream as it is, which folding "
-                    "needs and --map skip does not"
+                    f"the output of {result.layer or 'the embedding'} isn't added to the stream as "
+                    "it is, which folding needs and --map skip does not"
                 )
             raise RequestError(
                 f"--map {map_name} at {span.place.name}: {reason} (the outputs differ by "
@@ -512,11 +485,21 @@ class SpanEvaluation:
         return twin
 
 
-def replacement(fitted: StreamMap | None, branch: Tensor | None) -> Replacement:
-    """Return the function that replaces a span: x plus a map of the branch, or else of x."""
-    if fitted is None:
-        return lambda x: x
-    return lambda x: x + fitted(x if branch is None else branch)
+def _replaced(
+    prefix: SharedPrefix,
+    result: SpanResult,
+    map_name: str,
+    branches: Mapping[str, Tensor],
+    samples: int,
+) -> Tensor:
+    """Return the outputs with a span replaced by x plus a map of the branch, or else of x."""
+    fitted = result.maps.get(map_name)
+    branch = branches.get(result.layer or "") if map_name == "fold" else None
+
+    def new(x: Tensor) -> Tensor:
+        return x if fitted is None else x + fitted(x if branch is None else branch)
+
+    return validated_outputs(prefix.run(result.span.place, new), samples)
 
 
 def sample_losses(logits: Tensor, labels: Tensor | None, original: Tensor) -> Tensor:
@@ -535,11 +518,6 @@ def sample_losses(logits: Tensor, labels: Tensor | None, original: Tensor) -> Te
             summed = nn.functional.cross_entropy(rows, targets, reduction="sum")
             losses.append(summed / (targets != -100).sum().clamp(min=1))
     return torch.stack(losses)
-
-
-def _mean(values: Tensor) -> Cost:
-    error = float(values.std()) / len(values) ** 0.5 if len(values) > 1 else float("nan")
-    return Cost(float(values.mean()), error)
 
 
 @torch.no_grad()

@@ -1,10 +1,15 @@
-"""The PReLU layer of sparsified networks."""
+"""The PReLU layers of sparsified networks."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from nlbench.errors import RequestError
+from nlbench.introspection.wrapped_calls import count_call
 
 
 class SparsePReLU(nn.PReLU):
@@ -61,3 +66,29 @@ class SparsePReLU(nn.PReLU):
         """Return the number of channels and the options that differ from the defaults."""
         axis = "" if self.axis == 1 else f", axis={self.axis}"
         return f"{self.units}{', layerwise=True' if self.layerwise else ''}{axis}"
+
+
+class PReLUPerCall(nn.Module):
+    """Replacement for a ReLU that is called several times, with one PReLU per call.
+
+    Parameters
+    ----------
+    calls : iterable of SparsePReLU
+        In call order.
+    """
+
+    def __init__(self, calls: Iterable[SparsePReLU]) -> None:
+        super().__init__()
+        for index, call in enumerate(calls):
+            self.add_module(str(index), call)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Apply the PReLU for this call."""
+        index = count_call(self)
+        if str(index) not in self._modules:
+            raise RequestError(
+                f"a ReLU is called {index + 1} times in one forward pass, but was called "
+                f"{len(self._modules)} times on the example passed to sparsify"
+            )
+        output: Tensor = getattr(self, str(index))(input)
+        return output

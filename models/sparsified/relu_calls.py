@@ -1,7 +1,8 @@
-"""The ReLU calls of a network, found by running it on an example."""
+"""The ReLU calls of a network, found by running it on an example, and replaced by PReLUs."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from nlbench.introspection.function_calls import FunctionCall
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
 from nlbench.introspection.module_stack import SiteNames, running_module
 from nlbench.introspection.pytree import tree_leaves
+from nlbench.introspection.wrapped_calls import replace_module, track_calls, wrap_calls
 
-from .layers import SparsePReLU
+from .layers import PReLUPerCall, SparsePReLU
 
 OUTPUT_TOLERANCE = 1e-6
 """Relative and absolute tolerance within which two outputs count as equal."""
@@ -33,15 +35,14 @@ class ReLUCall:
         The `torch.nn.ReLU`, or the module whose forward calls ReLU as a function.
     axis, units : int
         Channel axis of the input, and its length.
-    dtype, device
-        Data type and device of the input.
+    like : tensor
+        An empty tensor of the input's data type, on its device.
     """
 
     owner: nn.Module
     axis: int
     units: int
-    dtype: torch.dtype
-    device: torch.device
+    like: Tensor
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,12 @@ class _ReLUCallFinder(SiteNames):
 
     def call(self, call: FunctionCall) -> Any:
         if self.current is not None:
-            # `substitution` finds the owner in the same way.
+            # Wrapped calls find their owner in the same way.
             owner = running_module(self._modules)
             if self.current.kind == "relu" and owner is not None:
                 x = call.input
                 axis = self._channel_axis(x)
-                self.relus.append(ReLUCall(owner, axis, x.shape[axis], x.dtype, x.device))
+                self.relus.append(ReLUCall(owner, axis, x.shape[axis], x.new_empty(0)))
             elif not isinstance(owner, SparsePReLU):
                 self.others[self.current.kind] += 1
         return super().call(call)
@@ -120,15 +121,12 @@ def find_calls(
     ([(1, 3)], {'silu': 1})
     """
     inputs = _example_inputs(model, example)
-
-    def copies() -> tuple[Tensor, ...]:
-        return tuple(tensor.clone() for tensor in inputs)
-
+    # A network may work in place.
+    first, arguments = (tuple(tensor.clone() for tensor in inputs) for _ in range(2))
     try:
         with evaluation_mode(model):
             with preserve_attributes(model):
-                axes = channel_axes(lambda arguments: model(*arguments), copies())
-            arguments = copies()
+                axes = channel_axes(lambda tensors: model(*tensors), first)
             finder = _ReLUCallFinder(model, arguments, axes)
             with finder.hooked(), finder:
                 output = model(*arguments)
@@ -157,6 +155,29 @@ def _example_inputs(
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     # The negative copy makes every unit of the first layer change sign unless its bias is large.
     return (torch.cat([noise, -noise]).to(weight.device, weight.dtype),)
+
+
+def _apply_slopes(layer: nn.Module, call: FunctionCall) -> Any:
+    return layer(call.input) if call.operation.kind == "relu" else call.run()
+
+
+def replace_calls(model: nn.Module, calls: Sequence[ReLUCall], layerwise: bool) -> None:
+    """Replace each ReLU call of a model by a PReLU, in place."""
+    by_owner: dict[nn.Module, list[SparsePReLU]] = {}
+    for call in calls:
+        layer = SparsePReLU(call.units, layerwise=layerwise, axis=call.axis)
+        layer.to(call.like).train(model.training)
+        by_owner.setdefault(call.owner, []).append(layer)
+    for owner, layers in by_owner.items():
+        substitute = layers[0] if len(layers) == 1 else PReLUPerCall(layers).train(model.training)
+        if type(owner) is nn.ReLU and owner is not model:
+            replace_module(model, owner, substitute)
+        else:
+            names = itertools.chain(["relu"], map("relu_{}".format, itertools.count(1)))
+            name = next(name for name in names if not hasattr(owner, name))
+            owner.add_module(name, substitute)
+            wrap_calls(owner, _apply_slopes, name)
+    track_calls(model, counters=PReLUPerCall)
 
 
 def outputs_agree(before: Any, after: Any) -> bool:

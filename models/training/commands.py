@@ -1,5 +1,6 @@
 """The ``nlbench train`` and ``nlbench linearize`` commands."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,7 +111,10 @@ def train(
     if seeds and seed is not None:
         raise RequestError("--seed and --seeds can't be combined")
     files = _files(out, model, parse_seeds(seeds) if seeds else (seed or 0,))
-    keep_epochs = _parse_epochs(checkpoint_epochs)
+    keep_epochs: tuple[int, ...] = ()
+    if checkpoint_epochs:
+        option = Option(1, minimum=1, maximum=MAX_COUNT)
+        keep_epochs = _parse_numbers(checkpoint_epochs, "--checkpoint-epochs", option)
     arguments, options = subject_options(setting or [], model, data)
     changes = _without_none(
         epochs=epochs,
@@ -130,21 +134,10 @@ def train(
 
         recipe = resolve_recipe(model, recipe)
         # All requests are checked before the first network is trained.
-        requests = {
-            file: TrainingRequest(
-                model,
-                data,
-                recipe,
-                number,
-                weights,
-                label_noise,
-                changes,
-                options,
-                device,
-                arguments,
-            )
-            for number, file in files.items()
-        }
+        base = TrainingRequest(
+            model, data, recipe, 0, weights, label_noise, changes, options, device, arguments
+        )
+        requests = {file: replace(base, seed=number) for number, file in files.items()}
         last = max(load_recipe(request).epochs for request in requests.values())
         if late := [epoch for epoch in sorted(keep_epochs) if epoch > last]:
             raise RequestError(f"--checkpoint-epochs: {late[0]} is beyond the last epoch, {last}")
@@ -154,8 +147,15 @@ def train(
             results[file] = _train(request, file, bar, command, resume=resume, **keep)
     print(f"recipe          {recipe}")
     for file, result in results.items():
-        if result is not None:
-            _print_result(file, result)
+        if result is None:
+            continue
+        print(f"train accuracy  {result.train_accuracy:.2%}")
+        print(f"test accuracy   {result.test_accuracy:.2%}")
+        for name, value in result.scores.items():
+            print(f"{name.ljust(15)} {value:.4g}")
+        print(f"weights         {file}")
+        if not result.is_reached:
+            print(f"the threshold was not reached within {result.epochs} epochs")
     if not all(result is not None and result.is_reached for result in results.values()):
         raise typer.Exit(1)
 
@@ -195,16 +195,6 @@ def _train(
         raise Interrupted(status, resume_command) from None
 
 
-def _print_result(file: Path, result: "TrainingSummary") -> None:
-    print(f"train accuracy  {result.train_accuracy:.2%}")
-    print(f"test accuracy   {result.test_accuracy:.2%}")
-    for name, value in result.scores.items():
-        print(f"{name.ljust(15)} {value:.4g}")
-    print(f"weights         {file}")
-    if not result.is_reached:
-        print(f"the threshold was not reached within {result.epochs} epochs")
-
-
 def _files(out: Path, model: str, seeds: tuple[int, ...]) -> dict[int, Path]:
     if len(seeds) == 1 and out.suffix == ".safetensors":
         return {seeds[0]: out}
@@ -215,12 +205,10 @@ def _files(out: Path, model: str, seeds: tuple[int, ...]) -> dict[int, Path]:
     return {seed: out / f"{model.replace('/', '-')}-seed{seed}.safetensors" for seed in seeds}
 
 
-def _parse_epochs(text: str) -> frozenset[int]:
-    if not text:
-        return frozenset()
-    option = Option(1, minimum=1, maximum=MAX_COUNT)
-    label = "--checkpoint-epochs"
-    return frozenset(option.parse(part, label) for part in split_names([text], label))
+def _parse_numbers(text: str, label: str, option: Option) -> tuple[Any, ...]:
+    """Parse comma-separated numbers, without repetitions."""
+    numbers = (option.parse(part, label) for part in split_names([text], label))
+    return tuple(dict.fromkeys(numbers))
 
 
 RunFolderName = Annotated[str, typer.Option(help="Folder for the run and its checkpoints.")]
@@ -293,7 +281,8 @@ def linearize(
     folder = parse_folder(out)
     arguments, options, settings = split_subject_options(setting or [], model, data)
     changes = _without_none(epochs=epochs, learning_rate=learning_rate, slope_rate=slope_rate)
-    omegas, seed_numbers = _parse_omegas(omega), parse_seeds(seeds or ["0"])
+    omegas = _parse_numbers(omega, "--omega", Option(0.0, minimum=0, maximum=MAX_WEIGHT))
+    seed_numbers = parse_seeds(seeds or ["0"])
     for group, name in (("models", model), ("datasets", data), ("recipes", base_recipe)):
         if (group, name) != ("recipes", "auto"):
             registry.expand(group, [name])
@@ -336,9 +325,3 @@ def linearize(
     # The cells of networks that couldn't be trained are recorded as skipped.
     if run.failed or any(record.result.status == "skipped" for record in run.records):
         raise typer.Exit(1)
-
-
-def _parse_omegas(text: str) -> tuple[float, ...]:
-    option = Option(0.0, minimum=0, maximum=MAX_WEIGHT)
-    numbers = (option.parse(part, "--omega") for part in split_names([text], "--omega"))
-    return tuple(dict.fromkeys(numbers))

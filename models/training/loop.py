@@ -265,8 +265,8 @@ class _Training:
         loss_sum, samples, step = 0.0, 0, index * self._steps(len(order))
         correct = predictions = 0
         recipe = self.recipe
-        for inputs, targets in self.task.batches(
-            order, recipe.batch_size, self.device, self.augment
+        for inputs, targets in self.task.read(
+            "train", order, recipe.batch_size, self.device, self.augment
         ):
             rate = recipe.learning_rate_at(index, step)
             for group in self.optimizer.param_groups:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from nlbench.errors import NlbenchError, NotFinite, PluginError, RequestError, e
 from nlbench.execution.processes import call_in_processes
 from nlbench.introspection.threads import torch_threads
 from nlbench.progress import Progress, ProgressMonitor
+from nlbench.serialization.fields import from_plain, to_plain
 from nlbench.subjects.weights_choice import training_failure
 
 from .loop import Epoch
@@ -126,7 +126,7 @@ def _call(
     request: TrainingRequest, file: Path, command: str, batch: Iterable[Path]
 ) -> dict[str, Any]:
     waits = request.weights in map(str, batch)
-    return {"request": asdict(request), "file": str(file), "command": command, "waits": waits}
+    return {"request": to_plain(request), "file": str(file), "command": command, "waits": waits}
 
 
 def _failure(error: Exception) -> Message:
@@ -136,11 +136,7 @@ def _failure(error: Exception) -> Message:
 
 
 def _train(call: Mapping[str, Any], send: MessageCallback) -> None:
-    pairs = {
-        field: tuple((name, value) for name, value in call["request"][field])
-        for field in ("options", "arguments")
-    }
-    request = TrainingRequest(**{**call["request"], **pairs})
+    request = from_plain(TrainingRequest, call["request"], "the request")
     file, start = Path(call["file"]), Path(request.weights)
 
     def step(epoch: Epoch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ from nlbench.introspection.model_state import evaluation_mode
 from nlbench.models.datasets.parallel_text import ParallelText
 from nlbench.models.datasets.regression import RegressionDataset
 from nlbench.models.datasets.text import TextWindows
-from nlbench.subjects.data import Dataset, Items
+from nlbench.subjects.data import Dataset
 
 from .augmentation import augment
 from .batches import batches, to_device
@@ -34,8 +34,6 @@ IGNORED_TARGET = -100
 REGRESSION_TOLERANCE = 0.1
 """Maximum distance from its target at which a predicted value counts as correct."""
 
-EVALUATION_BATCH_SIZE = 512
-
 LOGITS_PER_BATCH = 2**22
 """Number of logits in an evaluation batch of text."""
 
@@ -48,27 +46,38 @@ class Task(ABC):
     Attributes
     ----------
     classes : int
+    sizes : mapping of str to int
+        Number of samples of the splits ``train`` and ``test``.
+    evaluation_batch_size : int
     """
 
     classes: int
+    sizes: Mapping[str, int]
+    evaluation_batch_size = 512
 
     @property
-    @abstractmethod
     def size(self) -> int:
         """Number of training samples."""
+        return self.sizes["train"]
 
     @abstractmethod
-    def batches(
-        self, order: Tensor, batch_size: int, device: torch.device, generator: torch.Generator
+    def read(
+        self,
+        split: str,
+        order: Tensor,
+        batch_size: int,
+        device: torch.device,
+        generator: torch.Generator | None = None,
     ) -> Iterator[Batch]:
-        """Yield the training samples in the given order, on the device.
+        """Yield the samples of a split in the given order, on the device.
 
-        The generator is the only source of randomness, such as augmentation.
+        The generator is the only source of randomness, such as augmentation. Without it, there is
+        none.
         """
 
-    @abstractmethod
     def evaluation_batches(self, split: str, device: torch.device) -> Iterator[Batch]:
-        """Yield the samples of the split ``train`` or ``test`` without augmentation."""
+        """Yield all samples of a split, not augmented."""
+        return self.read(split, torch.arange(self.sizes[split]), self.evaluation_batch_size, device)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Compute the mean cross entropy of logits of shape (n, ..., classes), a scalar."""
@@ -143,35 +152,33 @@ class Classification(Task):
     def __init__(self, dataset: Dataset, recipe: Recipe, seed: int) -> None:
         if not getattr(dataset, "labelled", True):
             raise RequestError(f"{dataset.name} has no labels, so there is nothing to learn")
-        self.dataset, self.recipe, self.classes = dataset, recipe, dataset.classes
-        self.items = dataset.train
+        self.dataset = dataset
+        self.recipe = recipe
+        self.classes = dataset.classes
+        self._items = {"train": dataset.train, "test": dataset.test}
         # Report damaged files before the first epoch, not after it.
-        for items in (dataset.train, dataset.test):
+        for items in self._items.values():
             items[0]
             if check := getattr(items, "check", None):
                 check()
         if recipe.label_noise:
-            self.items = with_label_noise(self.items, recipe.label_noise, dataset.classes, seed)
+            noisy = with_label_noise(dataset.train, recipe.label_noise, dataset.classes, seed)
+            self._items["train"] = noisy
+        # PyTorch's Dataset declares no __len__.
+        self.sizes = {split: len(items) for split, items in self._items.items()}  # type: ignore[arg-type]
 
-    @property
-    def size(self) -> int:
-        """Number of training images."""
-        return len(self.items)  # type: ignore[arg-type]  # torch's Dataset declares no __len__
-
-    def batches(
-        self, order: Tensor, batch_size: int, device: torch.device, generator: torch.Generator
+    def read(
+        self,
+        split: str,
+        order: Tensor,
+        batch_size: int,
+        device: torch.device,
+        generator: torch.Generator | None = None,
     ) -> Iterator[Batch]:
-        """Yield normalised, augmented images of shape (b, ...) and labels of shape (b,)."""
-        for images, labels in batches(self.items, order, batch_size, device):
-            if self.recipe.shift or self.recipe.flip:
+        """Yield normalised images of shape (b, ...) and labels of shape (b,), some corrupted."""
+        for images, labels in batches(self._items[split], order, batch_size, device):
+            if generator is not None and (self.recipe.shift or self.recipe.flip):
                 images = augment(images, self.recipe.shift, self.recipe.flip, generator)
-            yield self.dataset.normalize(to_device(images, device)), to_device(labels, device)
-
-    def evaluation_batches(self, split: str, device: torch.device) -> Iterator[Batch]:
-        """Yield normalised images and labels; training labels include the corrupted ones."""
-        items: Items = self.items if split == "train" else self.dataset.split(split)
-        order = torch.arange(len(items))  # type: ignore[arg-type]
-        for images, labels in batches(items, order, EVALUATION_BATCH_SIZE, device):
             yield self.dataset.normalize(to_device(images, device)), to_device(labels, device)
 
 
@@ -195,27 +202,20 @@ class InMemoryTask(Task):
         if recipe.shift or recipe.flip or recipe.label_noise:
             raise RequestError(f"{name} has neither images to augment nor labels to corrupt")
         self._splits = {"train": train, "test": test}
-        self._evaluation_batch_size = evaluation_batch_size
+        self.sizes = {split: len(inputs) for split, (inputs, _) in self._splits.items()}
+        self.evaluation_batch_size = evaluation_batch_size
 
-    @property
-    def size(self) -> int:
-        """Number of training samples."""
-        return len(self._splits["train"][0])
-
-    def batches(
-        self, order: Tensor, batch_size: int, device: torch.device, generator: torch.Generator
+    def read(
+        self,
+        split: str,
+        order: Tensor,
+        batch_size: int,
+        device: torch.device,
+        generator: torch.Generator | None = None,
     ) -> Iterator[Batch]:
-        """Yield inputs and targets in the given order."""
-        return self._read("train", order, batch_size, device)
-
-    def evaluation_batches(self, split: str, device: torch.device) -> Iterator[Batch]:
-        """Yield inputs and targets of a split."""
-        order = torch.arange(len(self._splits[split][0]))
-        return self._read(split, order, self._evaluation_batch_size, device)
-
-    def _read(self, split: str, order: Tensor, size: int, device: torch.device) -> Iterator[Batch]:
+        """Yield inputs and targets."""
         inputs, targets = self._splits[split]
-        for indices in torch.split(order, size):
+        for indices in torch.split(order, batch_size):
             yield to_device(inputs[indices], device), to_device(targets[indices], device)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +17,7 @@ from nlbench.execution.machine import describe_machine
 from nlbench.serialization.fields import extra_fields, from_plain
 from nlbench.serialization.hashing import file_hash
 from nlbench.store.locked_folder import LockedFolder
-from nlbench.store.manifest import make_manifest, now
+from nlbench.store.manifest import RunCall, make_manifest, now
 from nlbench.subjects.weights import save_weights
 from nlbench.subjects.weights_choice import choose_weights, training_folder
 
@@ -57,22 +54,13 @@ class TrainingSummary:
 
 
 @dataclass(frozen=True)
-class _RecordedCall:
-    """A call of ``nlbench train`` in a manifest."""
-
-    started: str = ""
-    command: str = ""
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
 class _RecordedTraining:
     """The fields of a manifest that a later call reads."""
 
     request: Mapping[str, Any] = field(default_factory=dict)
     start: str | None = None
     created: str | None = None
-    calls: Sequence[_RecordedCall] = ()
+    calls: Sequence[RunCall] = ()
     checkpoints: Mapping[str, str] = field(default_factory=dict)
     result: TrainingSummary | None = None
     others: Mapping[str, Any] = extra_fields()
@@ -145,7 +133,9 @@ class TrainingFolder(LockedFolder):
                 self._write_manifest()
                 raise
             except BaseException:
-                self._remove_if_empty()
+                if [entry.name for entry in self.path.iterdir()] == [self.manifest_file.name]:
+                    self.manifest_file.unlink()
+                    self.path.rmdir()
                 raise
 
     def _begin(self, device: torch.device) -> None:
@@ -167,11 +157,6 @@ class TrainingFolder(LockedFolder):
         }
         self.checkpoint_hashes = dict(recorded.get("checkpoints", {}))
         self._write_manifest()
-
-    def _remove_if_empty(self) -> None:
-        if [entry.name for entry in self.path.iterdir()] == [self.manifest_file.name]:
-            self.manifest_file.unlink()
-            self.path.rmdir()
 
     def write_checkpoint(self, epoch: Epoch, model: nn.Module, metadata: Mapping[str, str]) -> None:
         """Write the checkpoint for an epoch."""
@@ -281,13 +266,11 @@ def _as_json(content: Any) -> Any:
 
 
 def _log_table(epochs: Sequence[Epoch]) -> str:
+    import pandas as pd
+
     columns = ("learning_rate", "loss", "running_accuracy", "train_accuracy", "test_accuracy")
     rows = [
         {"epoch": epoch.number, **{name: getattr(epoch, name) for name in columns}, **epoch.scores}
         for epoch in epochs
     ]
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, dict.fromkeys(itertools.chain(*rows)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return buffer.getvalue()
+    return pd.DataFrame(rows).to_csv(index=False)

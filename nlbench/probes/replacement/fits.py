@@ -42,7 +42,7 @@ class AffineMap:
     weight: Tensor
     bias: Tensor
 
-    def __call__(self, x: Tensor, channel_axis: int) -> Tensor:
+    def __call__(self, x: Tensor, channel_axis: int = -1) -> Tensor:
         """Apply the map to a tensor of any layout, in the tensor's dtype.
 
         Examples

@@ -84,8 +84,8 @@ def test_torchvision_layout_is_recognized(tmp_path, monkeypatch, open_it, below)
         (NAMES[2], b"\x00\x00\x08\x03\x00", "truncated"),
         (NAMES[2], idx(np.zeros((5, 28, 28)))[:-1], "expected 5x28x28"),
         (NAMES[2], idx(np.zeros((5, 20, 20))), r"expected \(n, 28, 28\)"),
-        (NAMES[3], idx(np.zeros(4)), "5 images of test but labels of shape"),
-        (NAMES[3], idx(np.full(5, 10)), "reach 10"),
+        (NAMES[3], idx(np.zeros(4)), "test: 5 images but labels of shape"),
+        (NAMES[3], idx(np.full(5, 10)), "outside 0 to 9"),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(tmp_path, name, content, what):

@@ -47,7 +47,7 @@ def test_training_on_text_learns_the_next_token(text):
     cpu, generator = torch.device("cpu"), torch.Generator()
     before = task.accuracy(model, "test", cpu)
     for _ in range(12):
-        for inputs, targets in task.batches(torch.arange(task.size), 16, cpu, generator):
+        for inputs, targets in task.read("train", torch.arange(task.size), 16, cpu, generator):
             optimizer.zero_grad()
             task.loss(model(inputs), targets).backward()
             optimizer.step()
