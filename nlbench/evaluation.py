@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +50,7 @@ from nlbench.subjects.inputs import (
 from nlbench.subjects.samples import Batches, drawn_batches, sample_facts, sample_order
 from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.subject import Subject
+from nlbench.weight_linearity import DIRECTIONS, MAX_SAMPLES, WeightLinearity, weight_linearity
 
 from .plugin_loading import checked_measure, load_measures, load_probe
 
@@ -155,7 +156,90 @@ def evaluate(
             label = name or type(network).__name__, str(weights)
             arguments = loaded, _as_labels(labels), dict(settings or {}), monitor, errors
             runs.append(_evaluate(network, label, inputs, *arguments))
-    return combine(runs) if isinstance(model, Mapping) else runs[0]
+    if not isinstance(model, Mapping):
+        return runs[0]
+    run = combine(runs)
+    if len(models) > 1:
+        run.models = EvaluatedModels(
+            {str(key): each for key, each in models.items()}, inputs, labels, settings
+        )
+    return run
+
+
+@dataclass(frozen=True)
+class EvaluatedModels:
+    """The models of an evaluation by the names of their weights, and their inputs.
+
+    Parameters
+    ----------
+    models : mapping of str to torch.nn.Module
+    inputs, labels, settings
+        See `evaluate`.
+    """
+
+    models: Mapping[str, nn.Module]
+    inputs: Any
+    labels: Any
+    settings: Settings | None
+
+    def weight_linearity(
+        self, start: SubjectFacts, end: SubjectFacts, directions: int
+    ) -> WeightLinearity:
+        """Compare two of the models in their weights.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If a model has changed since it was measured.
+        """
+        for facts in (start, end):
+            with unwrapped(self.models[facts.weights]) as network:
+                if state_hash(network) != facts.weights_hash:
+                    raise RequestError(
+                        f"{facts.weights}: its weights have changed since they were measured; "
+                        "evaluate copies of the model, or use nlbench.Monitor"
+                    )
+        return compare_weights(
+            read_parameters(self.models[start.weights]),
+            self.models[end.weights],
+            self.inputs,
+            labels=self.labels,
+            settings=self.settings,
+            directions=directions,
+        )
+
+
+def read_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Return a model's parameters by their names without wrappers."""
+    with unwrapped(model) as network:
+        return {name: value.detach() for name, value in network.named_parameters()}
+
+
+@one_measurement()
+def compare_weights(
+    start: Mapping[str, Tensor],
+    model: nn.Module,
+    inputs: Any,
+    *,
+    labels: Tensor | Sequence[int] | bool | str | None = None,
+    settings: Settings | None = None,
+    directions: int = DIRECTIONS,
+) -> WeightLinearity:
+    """Compare a model with its linearisation at other weights, on inputs of `evaluate`."""
+    output = OutputChoice(dict(settings or {}).get("model.output", ""))
+    with (
+        unwrapped(model) as network,
+        torch.inference_mode(False),
+        exact_arithmetic(),
+        torch_threads(default_threads()),
+    ):
+        samples = _read_samples(network, inputs, _as_labels(labels), MAX_SAMPLES)
+        is_divisible = _is_divisible(network, samples, output)
+        if is_divisible:
+            samples = samples.in_random_order()
+        count = None if is_divisible else len(samples.inputs)
+        with single_tensor_call(network, samples.arguments, count, output):
+            return weight_linearity(start, network, samples.inputs, directions=directions)
 
 
 def combine(runs: Sequence[Run]) -> Run:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from nlbench.errors import RequestError
-from nlbench.evaluation import combine, evaluate
+from nlbench.evaluation import combine, compare_weights, evaluate, read_parameters
 from nlbench.measure import Measure
 from nlbench.options import Settings
 from nlbench.store.run import Run
+from nlbench.weight_linearity import check_since, comparison_row
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nlbench.subjects.facts import SubjectFacts
 
 MAX_TIME_FRACTION = 0.05
 """Maximum fraction of the time spent on measuring, with the default spacing."""
@@ -35,6 +42,9 @@ class Monitor:
         at most 5 % of the time.
     labels, settings, name : optional
         See `nlbench.evaluate`.
+    weight_linearity : {"previous", "first"}, optional
+        Compare the model with its linearisation in the weights at the previous measurement, or at
+        the beginning, whose weights are kept. Its time counts as measuring.
 
     Attributes
     ----------
@@ -65,6 +75,7 @@ class Monitor:
         labels: Tensor | bool | str | None = None,
         settings: Settings | None = None,
         name: str | None = None,
+        weight_linearity: str | None = None,
     ) -> None:
         if every is not None and every < 1:
             raise RequestError(f"every={every}, expected at least 1")
@@ -78,6 +89,11 @@ class Monitor:
         self._every = every
         self._runs: list[Run] = []
         self._next_time = 0.0
+        self._since = weight_linearity
+        self._changes: dict[str, dict[str, Any]] = {}
+        if weight_linearity is not None:
+            check_since(weight_linearity)
+            self._checkpoint = self._copy_weights()
 
     def step(self) -> Run | None:
         """Count a training step; if a measurement is due, measure the model and return the run."""
@@ -91,12 +107,47 @@ class Monitor:
         start = time.perf_counter()
         models = {f"step {self.steps}": self._model}
         run = evaluate(models, self._inputs, self._measures, **self._options)  # type: ignore[arg-type]
+        if self._since is not None:
+            self._compare_weights(run.records[0].subject)
         end = time.perf_counter()
         self._next_time = end + (end - start) * (1 / MAX_TIME_FRACTION - 1)
         if self._runs and self._runs[-1].records[0].subject.weights == f"step {self.steps}":
             self._runs.pop()
         self._runs.append(run)
         return run
+
+    def _copy_weights(self) -> tuple[str, dict[str, Tensor]]:
+        weights = read_parameters(self._model)
+        return f"step {self.steps}", {name: value.clone() for name, value in weights.items()}
+
+    def _compare_weights(self, now: SubjectFacts) -> None:
+        label, weights = self._checkpoint
+        if label == now.weights:
+            return
+        options = {name: self._options[name] for name in ("labels", "settings")}
+        compare = partial(compare_weights, weights, self._model, self._inputs, **options)
+        self._changes[now.weights] = comparison_row(label, now, compare)
+        if self._since == "previous":
+            self._checkpoint = self._copy_weights()
+
+    def weight_linearity(self) -> pd.DataFrame:
+        """Return the comparisons in the weights; see `nlbench.weight_linearity.WeightLinearity`.
+
+        One row per measured step. In the first, the model is compared with its weights when the
+        monitor was created.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If no step has been compared.
+        """
+        import pandas as pd
+
+        if self._since is None:
+            raise RequestError('pass weight_linearity="previous" or "first" to nlbench.Monitor')
+        if not self._changes:
+            raise RequestError("no step has been measured; call step() in the training loop")
+        return pd.DataFrame(list(self._changes.values()))
 
     @property
     def run(self) -> Run:

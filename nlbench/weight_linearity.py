@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from nlbench.errors import RequestError, Undefined
+from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.introspection.attention import with_plain_attention, without_fast_path
-from nlbench.introspection.model_copy import double_copy
+from nlbench.introspection.model_copy import double_copy, precise_device
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.measure.replicates import GROUPS, group_index, standard_error
@@ -26,12 +27,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nlbench.store.run import Run
+    from nlbench.subjects.facts import SubjectFacts
 
 MAX_SAMPLES = 256
 """Maximum number of samples."""
 
 DIRECTIONS = 64
 """Default number of random directions that sketch a tangent kernel."""
+
+SINCE = ("previous", "first")
+"""The checkpoint that each one is compared with: the one before, or the first."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,12 @@ class WeightLinearity:
 
 
 def weight_linearity(
-    start: nn.Module, end: nn.Module, inputs: Tensor, *, directions: int = DIRECTIONS, seed: int = 0
+    start: nn.Module | Mapping[str, Tensor],
+    end: nn.Module,
+    inputs: Tensor,
+    *,
+    directions: int = DIRECTIONS,
+    seed: int = 0,
 ) -> WeightLinearity:
     """Compare a network with its linearisation in the weights at an earlier checkpoint.
 
@@ -78,7 +88,7 @@ def weight_linearity(
     ----------
     start, end : torch.nn.Module
         The network at two checkpoints, with parameters of the same names and shapes. Both stay
-        unchanged.
+        unchanged. Of `start`, the parameters by name are enough.
     inputs : tensor of shape (n, ...)
         Samples, of which the first 256 are used.
     directions : int
@@ -169,12 +179,13 @@ class _Network:
 
     def __init__(self, model: nn.Module, inputs: Tensor) -> None:
         self._model = double_copy(model)
+        inputs = inputs.to(precise_device(self._model, inputs))
         self._inputs = inputs.double() if inputs.is_floating_point() else inputs
         self._shapes = {name: value.shape for name, value in self._model.named_parameters()}
 
-    def read_parameters(self, model: nn.Module) -> dict[str, Tensor]:
+    def read_parameters(self, model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a checkpoint's parameters in float64."""
-        own = dict(model.named_parameters())
+        own = dict(model.named_parameters() if isinstance(model, nn.Module) else model)
         different = [
             name
             for name in {**self._shapes, **own}
@@ -236,9 +247,9 @@ class _Network:
 
 
 def weight_linearity_of_run(
-    run: Run, *, directions: int = DIRECTIONS, device: str = "auto"
+    run: Run, *, since: str = "previous", directions: int = DIRECTIONS, device: str = "auto"
 ) -> pd.DataFrame:
-    """Compare each network of a run with the next of its checkpoints, in the order of the run.
+    """Compare each network of a run with one of its earlier checkpoints, in the order of the run.
 
     The networks are loaded again, which runs their code, and must have the recorded weights and
     samples.
@@ -247,6 +258,8 @@ def weight_linearity_of_run(
     ----------
     run : Run
         A run with a folder.
+    since : {"previous", "first"}
+        The earlier checkpoint.
     directions : int
         See `weight_linearity`.
     device : str
@@ -255,7 +268,8 @@ def weight_linearity_of_run(
     Returns
     -------
     DataFrame
-        Columns ``model, data, seed, start, end`` and the fields of `WeightLinearity`.
+        Columns ``model, data, seed, start, end``, the fields of `WeightLinearity`, and ``reason``
+        where they are undefined.
 
     Raises
     ------
@@ -264,19 +278,42 @@ def weight_linearity_of_run(
     """
     import pandas as pd
 
+    check_since(since)
     subjects = {label_subject(record.subject): record.subject for record in run.records}
-    series: dict[tuple[Any, ...], list[Any]] = {}
+    series: dict[tuple[Any, ...], list[SubjectFacts]] = {}
     for facts in subjects.values():
         series.setdefault((facts.model, facts.data, facts.seed), []).append(facts)
+
+    def compare(start: SubjectFacts, end: SubjectFacts) -> WeightLinearity:
+        if run.models is not None:
+            return run.models.weight_linearity(start, end, directions)
+        first, second = (load_recorded(run, facts, device) for facts in (start, end))
+        return weight_linearity(first.model, second.model, second.inputs, directions=directions)
+
     rows = []
-    for key, members in series.items():
-        for start, end in itertools.pairwise(members):
-            first, second = (load_recorded(run, facts, device) for facts in (start, end))
-            result = weight_linearity(
-                first.model, second.model, second.inputs, directions=directions
-            )
-            rows.append((*key, start.weights, end.weights, *vars(result).values()))
+    for members in series.values():
+        for before, end in itertools.pairwise(members):
+            start = members[0] if since == "first" else before
+            rows.append(comparison_row(start.weights, end, partial(compare, start, end)))
     if not rows:
         raise RequestError(f"{run.name} has no network with two checkpoints")
-    names = ["model", "data", "seed", "start", "end", *WeightLinearity.__dataclass_fields__]
-    return pd.DataFrame(rows, columns=names)
+    return pd.DataFrame(rows)
+
+
+def check_since(since: str) -> None:
+    """Raise unless `since` names an earlier checkpoint."""
+    if since not in SINCE:
+        raise RequestError(f"since: unknown '{since}'{nearest(since, SINCE)}")
+
+
+def comparison_row(
+    start: str, end: SubjectFacts, compute: Callable[[], WeightLinearity]
+) -> dict[str, Any]:
+    """Return a row of the table: two checkpoints and their comparison, or why it is undefined."""
+    row = {"model": end.model, "data": end.data, "seed": end.seed}
+    row |= {"start": start, "end": end.weights}
+    try:
+        return {**row, **vars(compute()), "reason": ""}
+    except Undefined as error:
+        undefined = WeightLinearity(math.nan, math.nan, math.nan, math.nan, 0)
+        return {**row, **vars(undefined), "reason": str(error)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -77,7 +77,7 @@ class EarlyOrLate(Study):
                 for fraction in RANDOM_FRACTIONS
                 for seed in context.seeds_or(3)
             ]  # fmt: skip
-        harder = _harder_networks(context)
+        harder = request_networks(context, DEPTHS)
         return {
             "run": measure_networks(context, {MODEL: ["trained", *checkpoints]}, DATA),
             "harder": measure_networks(context, harder, HARDER_DATA, part="harder"),
@@ -137,7 +137,7 @@ class EarlyOrLate(Study):
         )
 
 
-def _harder_networks(context: Context) -> dict[str, list[Path]]:
+def request_networks(context: Context, depths: Sequence[int]) -> dict[str, list[Path]]:
     """Request deep networks linearised late and early, and ordinary shallow ones.
 
     All are trained for the same number of epochs; for late networks, half of them precede
@@ -148,7 +148,7 @@ def _harder_networks(context: Context) -> dict[str, list[Path]]:
     family = HARDER_MODEL.rpartition("-d")[0]
     files: dict[str, list[Path]] = {}
     for seed in context.seeds_or(8):
-        for model in (HARDER_MODEL, *(f"{family}-d{depth}" for depth in DEPTHS)):
+        for model in (HARDER_MODEL, *(f"{family}-d{depth}" for depth in depths)):
             plain_epochs = epochs if model == HARDER_MODEL else 2 * epochs
             plain = context.request_training(
                 model, HARDER_DATA, "adam", seed, name=name, epochs=plain_epochs
@@ -166,8 +166,10 @@ def _harder_networks(context: Context) -> dict[str, list[Path]]:
     return files
 
 
-def _advantages(table: pd.DataFrame, mode: str, column: str) -> NDArray[np.float64]:
-    """Return, per seed, the accuracy advantage of late networks over `mode` at equal `column`.
+def late_advantages(
+    table: pd.DataFrame, mode: str, column: str, value: str = "accuracy"
+) -> NDArray[np.float64]:
+    """Return, per seed, the advantage in `value` of late networks over `mode` at equal `column`.
 
     For each seed, the curve traced by its late networks as ω varies, beginning at the network they
     start from, is interpolated. Networks with the same seed but different ω or depth are not
@@ -182,8 +184,8 @@ def _advantages(table: pd.DataFrame, mode: str, column: str) -> NDArray[np.float
         is_within = others[column].between(curve[column].min(), curve[column].max())
         if len(late) and is_within.any():
             within = others[is_within]
-            accuracy = np.interp(within[column], curve[column], curve.accuracy)
-            gaps.append(float((accuracy - within.accuracy).mean()))
+            expected = np.interp(within[column], curve[column], curve[value])
+            gaps.append(float((expected - within[value]).mean()))
     return np.array(gaps)
 
 
@@ -199,7 +201,7 @@ def _format_points(gaps: NDArray[np.float64]) -> str:
 
 def _test_gap(table: pd.DataFrame, mode: str, claim: str, published: str = "") -> Verdict:
     """Test whether late networks are more accurate than those of `mode` at equal path lengths."""
-    gaps = _advantages(table, mode, "pathlength")
+    gaps = late_advantages(table, mode, "pathlength")
     low, high = network_interval(gaps)
     answer = True if low > 0 else None
     if high < MIN_GAP:
@@ -220,7 +222,7 @@ def _test_difficulty(easy: pd.DataFrame, hard: pd.DataFrame) -> Verdict:
     """Test whether the gap between late and early networks is larger on the harder task."""
     from scipy import stats
 
-    gaps = [_advantages(table, "from-start", "pathlength") for table in (hard, easy)]
+    gaps = [late_advantages(table, "from-start", "pathlength") for table in (hard, easy)]
     answer, ours = None, "too few seeds"
     if min(map(len, gaps)) >= MIN_NETWORKS:
         low, high = stats.ttest_ind(*gaps, equal_var=False).confidence_interval()
@@ -238,7 +240,7 @@ def _test_difficulty(easy: pd.DataFrame, hard: pd.DataFrame) -> Verdict:
 
 def _test_control(table: pd.DataFrame) -> Verdict:
     """Test whether the units that the penalty linearises cost less than random ones."""
-    gaps = _advantages(table, "control", "linear-units")
+    gaps = late_advantages(table, "control", "linear-units")
     return Verdict(
         "With as many linear units, chosen ones cost less accuracy than random ones",
         "",

@@ -1,7 +1,7 @@
 """``nlbench weight-linearity``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,12 +15,16 @@ def weight_linearity(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="New file for the table, .csv.")
     ] = None,
+    since: Annotated[
+        Literal["previous", "first"],
+        typer.Option(help="Compare each checkpoint with the one before, or with the first."),
+    ] = "previous",
     directions: Annotated[
         int, typer.Option(help="Random directions that sketch a tangent kernel.", min=8, max=4096)
     ] = 64,
     device: Device = "auto",
 ) -> None:
-    """Compare checkpoints with the linearisation in the weights at the one before.
+    """Compare checkpoints with the linearisation in the weights at an earlier one.
 
     0: the outputs changed linearly in the weights, as in very wide networks. The networks are
     loaded again, which runs their code.
@@ -30,7 +34,9 @@ def weight_linearity(
 
     from nlbench.store.run import load_run
 
-    frame = load_run(run).weight_linearity(directions=directions, device=device)
+    frame = load_run(run).weight_linearity(since=since, directions=directions, device=device)
     if output is not None:
         frame.to_csv(output, index=False)
+    if not frame.reason.any():
+        frame = frame.drop(columns="reason")
     print(frame.to_string(index=False, float_format=lambda number: f"{number:.3g}"))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from nlbench.evaluation import EvaluatedModels
     from nlbench.representations import Similarity
 
     from .signature import Signature
@@ -38,6 +39,8 @@ class Run:
     records : list of Record
     path : Path, optional
         The run's folder.
+    models : EvaluatedModels, optional
+        The models of `nlbench.evaluate`, if there were several.
 
     Examples
     --------
@@ -53,6 +56,7 @@ class Run:
     manifest: Mapping[str, Any]
     records: list[Record] = field(default_factory=list)
     path: Path | None = None
+    models: EvaluatedModels | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.manifest = Manifest.from_dict(self.manifest)
@@ -268,11 +272,13 @@ class Run:
         matrix: Similarity = compute(self, other, subject=subject, against=against, device=device)
         return matrix
 
-    def weight_linearity(self, *, directions: int = 64, device: str = "auto") -> pd.DataFrame:
-        """Compare each network with its linearisation in the weights at the checkpoint before.
+    def weight_linearity(
+        self, *, since: str = "previous", directions: int = 64, device: str = "auto"
+    ) -> pd.DataFrame:
+        """Compare each network with its linearisation in the weights at an earlier checkpoint.
 
-        The networks are loaded again, which runs their code. See
-        `nlbench.weight_linearity.weight_linearity_of_run`.
+        The networks of a run's folder are loaded again, which runs their code; those of
+        `nlbench.evaluate` are in memory. See `nlbench.weight_linearity.weight_linearity_of_run`.
 
         Raises
         ------
@@ -280,7 +286,7 @@ class Run:
             If no network has two checkpoints, or one has changed.
         """
         compute = import_module("nlbench.weight_linearity").weight_linearity_of_run
-        frame: pd.DataFrame = compute(self, directions=directions, device=device)
+        frame: pd.DataFrame = compute(self, since=since, directions=directions, device=device)
         return frame
 
     def to_latex(self, *, ranks: bool = True, error: bool = False) -> str:

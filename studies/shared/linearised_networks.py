@@ -90,7 +90,7 @@ def measure_networks(
 
 
 def network_table(run: Run) -> pd.DataFrame:
-    """Return one row per network.
+    """Return one row per network, with the names of their weights as the index.
 
     The columns are ``model, mode, omega, seed, noise, epochs`` and the measures. For networks that
     were not linearised, the mode is ``reference`` and omega is NaN; for networks with randomly
@@ -106,7 +106,8 @@ def network_table(run: Run) -> pd.DataFrame:
         (*key[1:], *(values.get(name, np.nan) for name in MEASURES))
         for key, values in networks.items()
     ]
-    return pd.DataFrame(rows, columns=[*_TRAINING_COLUMNS, *MEASURES])
+    index = [key[0] for key in networks]
+    return pd.DataFrame(rows, index, [*_TRAINING_COLUMNS, *MEASURES])
 
 
 def layer_table(run: Run) -> pd.DataFrame:

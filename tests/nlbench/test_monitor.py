@@ -8,6 +8,7 @@ from torch import nn
 
 import nlbench
 from nlbench import monitor as module
+from nlbench.weight_linearity import weight_linearity
 
 
 def training(monitor_of=lambda model: None, steps=6):
@@ -80,3 +81,40 @@ def test_bad_arguments_are_refused():
         nlbench.Monitor(model, inputs(), ["r2"], every=0)
     with pytest.raises(nlbench.RequestError, match="iterator"):
         nlbench.Monitor(model, iter([inputs()]), ["r2"])
+
+
+@pytest.mark.parametrize(("since", "starts"), [("previous", (0, 2, 4)), ("first", (0, 0, 0))])
+def test_weights_are_compared_with_earlier_ones(since, starts):
+    torch.manual_seed(0)
+    initial = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+    _, checkpoints, watch = training(
+        lambda m: nlbench.Monitor(m, inputs(), ["norm"], every=2, weight_linearity=since)
+    )
+    checkpoints["step 0"] = initial
+    frame = watch.weight_linearity()
+    assert frame["end"].tolist() == ["step 2", "step 4", "step 6"]
+    assert frame["start"].tolist() == [f"step {start}" for start in starts]
+    for row in frame.itertuples():
+        expected = weight_linearity(checkpoints[row.start], checkpoints[row.end], inputs())
+        assert row.value == pytest.approx(expected.value)
+        assert row.kernel_distance == pytest.approx(expected.kernel_distance, abs=1e-9)
+
+
+def test_comparing_weights_leaves_training_unchanged():
+    plain, _, _ = training()
+    watched, _, _ = training(
+        lambda m: nlbench.Monitor(m, inputs(), ["norm"], every=3, weight_linearity="previous")
+    )
+    assert all(torch.equal(plain[name], watched[name]) for name in plain)
+
+
+def test_weights_are_compared_only_on_request():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    with pytest.raises(nlbench.RequestError, match="previous"):
+        nlbench.Monitor(model, inputs(), ["norm"]).weight_linearity()
+    with pytest.raises(nlbench.RequestError, match="'last'"):
+        nlbench.Monitor(model, inputs(), ["norm"], weight_linearity="last")
+    watch = nlbench.Monitor(model, inputs(), ["norm"], weight_linearity="first")
+    watch.measure()
+    with pytest.raises(nlbench.RequestError, match="no step"):
+        watch.weight_linearity()

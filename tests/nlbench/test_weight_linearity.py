@@ -193,3 +193,61 @@ def test_checkpoints_of_a_run_are_compared_in_turn(tmp_path):
     assert (frame["value"] > 0).all()
     alone = nlbench.load_run(run.path)
     assert run.weight_linearity(directions=8).equals(alone.weight_linearity(directions=8))
+    since_first = run.weight_linearity(since="first", directions=8)
+    assert since_first["start"].tolist() == [frame["start"][0]] * 2
+    assert since_first["value"][0] == frame["value"][0]
+    with pytest.raises(RequestError, match="previous"):
+        run.weight_linearity(since="previuos")
+
+
+def trained_series():
+    torch.manual_seed(0)
+    first = perceptron()
+    return {"epoch 1": first, "epoch 2": shifted(first, 0.1), "epoch 3": shifted(first, 0.4, 1)}
+
+
+def test_models_in_memory_are_compared():
+    models, inputs = trained_series(), torch.randn(64, 3)
+    run = nlbench.evaluate(models, inputs, ["norm"])
+    frame = run.weight_linearity(since="first", directions=8)
+    assert frame[["start", "end"]].values.tolist() == [
+        ["epoch 1", "epoch 2"],
+        ["epoch 1", "epoch 3"],
+    ]
+    expected = weight_linearity(models["epoch 1"], models["epoch 3"], inputs, directions=8)
+    assert frame["value"][1] == pytest.approx(expected.value)
+    with torch.no_grad():
+        models["epoch 2"][0].bias += 1
+    with pytest.raises(RequestError, match="epoch 2"):
+        run.weight_linearity()
+
+
+def test_undefined_pairs_have_a_reason():
+    models = trained_series()
+    models["epoch 2"] = copy.deepcopy(models["epoch 1"])
+    frame = nlbench.evaluate(models, torch.randn(32, 3), ["norm"]).weight_linearity(directions=8)
+    assert math.isnan(frame["value"][0])
+    assert "same at both" in frame["reason"][0]
+    assert frame["value"][1] > 0
+    assert frame["reason"][1] == ""
+
+
+def test_models_take_all_inputs_of_evaluate():
+    class Keywords(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = perceptron()
+
+        def forward(self, first, second):
+            return {"logits": self.layer(first + second)}
+
+    start, first, second = Keywords(), torch.randn(32, 3), torch.randn(32, 3)
+    end = shifted(start, 0.3)
+    expected = weight_linearity(start.layer, end.layer, first + second, directions=8).value
+    mapping = {"first": first, "second": second}
+    for inputs in (
+        mapping,
+        [{k: v[i : i + 8] for k, v in mapping.items()} for i in (0, 8, 16, 24)],
+    ):
+        frame = nlbench.evaluate({"a": start, "b": end}, inputs, ["norm"]).weight_linearity()
+        assert frame["value"][0] == pytest.approx(expected)

@@ -133,7 +133,7 @@ def test_networks_of_harder_task_are_trained_equally_long(tmp_path, monkeypatch)
         return file
 
     monkeypatch.setattr(Context, "request_training", trained)
-    files = early_or_late._harder_networks(Context(tmp_path, "early-or-late"))
+    files = early_or_late.request_networks(Context(tmp_path, "early-or-late"), early_or_late.DEPTHS)
     (start, *linearised), *shallow = (files[model][:7] for model in files)
     assert {total[str(f)] for f in linearised} == {total[str(f)] for each in shallow for f in each}
     assert total[str(start)] == total[str(linearised[0])] / 2
