@@ -36,80 +36,45 @@ def equal_but_for_rounding(values: Tensor, expected: Tensor, tolerance: Tensor) 
     return equal | ((values - expected).abs() <= tolerance) & tolerance.isfinite()
 
 
-def check_is_function(
-    rows: Callable[[Tensor], Tensor], batch: Tensor, limit: int, *, because: str
-) -> None:
-    """Raise if a batch's results change from call to call, or differ from those of its samples.
+def describe_dependence(
+    rows: Callable[[Tensor], Tensor],
+    samples: Tensor,
+    limit: int,
+    compared: int = MAX_COMPARED_SAMPLES,
+) -> str:
+    """Describe why results are no function of their own sample; return "" if they are.
 
-    The batch is run twice as it is, and up to `MAX_COMPARED_SAMPLES` of its samples are run
-    together with a copy of themselves only. This finds noise, and networks that take a decision for
-    the batch as a whole, such as an early exit.
-
-    Parameters
-    ----------
-    rows : callable
-        Maps samples (m, ...) to their results (m, k).
-    batch : tensor of shape (n, ...)
-    limit : int
-        Maximum number of samples per run.
-    because : str
-        Reason why samples have to be independent, for the end of the message.
-
-    Raises
-    ------
-    nlbench.Undefined
-
-    Examples
-    --------
-    >>> check_is_function(torch.square, torch.randn(8, 3), 4, because="they are")
-    """
-    if not len(batch):
-        return
-
-    def attempt(size: int) -> tuple[Tensor, Tensor]:
-        parts = torch.split(batch, size)
-        return torch.cat([rows(part) for part in parts]), torch.cat([rows(part) for part in parts])
-
-    (together, again), limit = halve_on_oom(attempt, min(limit, len(batch)), batch.device)
-    if together.shape != again.shape or not _close(again, together, PAIR_TOLERANCE_EPS):
-        raise Undefined(f"{CHANGES}: it is not a function of the input")
-    if limit < 2:
-        return
-    stride = -(-len(batch) // MAX_COMPARED_SAMPLES)
-    for index in range(0, len(batch), stride):
-        twins = rows(batch[[index, index]])
-        expected = together[index : index + 1].expand_as(twins)
-        if not _close(twins, expected, GROUP_TOLERANCE_EPS):
-            raise Undefined(
-                "the output: a sample's results depend on the other samples of its batch, and "
-                f"{because}"
-            )
-
-
-def describe_dependence(rows: Callable[[Tensor], Tensor], samples: Tensor) -> str:
-    """Describe why results are no function of their own sample.
-
-    Return an empty text if they are.
-
-    The samples are run twice as one batch, and the first and the last of them with a copy of
-    themselves only.
+    The samples are run twice as they are, and some of them together with a copy of themselves only.
+    This finds noise, and networks that take a decision for the batch as a whole, such as an early
+    exit.
 
     Parameters
     ----------
     rows : callable
         Maps samples (m, ...) to their results (m, k).
     samples : tensor of shape (n, ...)
+    limit : int
+        Maximum number of samples per run.
+    compared : int
+        Maximum number of samples to run with a copy.
 
     Examples
     --------
     >>> x = torch.arange(3.0)[:, None]
-    >>> describe_dependence(torch.square, x), describe_dependence(lambda x: x - x.mean(), x)
+    >>> describe_dependence(torch.square, x, 3), describe_dependence(lambda x: x - x.mean(), x, 3)
     ('', "a sample's results depend on the other samples of its batch")
     """
-    together, again = rows(samples), rows(samples)
+    if not len(samples):
+        return ""
+
+    def attempt(size: int) -> list[Tensor]:
+        parts = torch.split(samples, size)
+        return [torch.cat([rows(part) for part in parts]) for _ in range(2)]
+
+    (together, again), limit = halve_on_oom(attempt, min(limit, len(samples)), samples.device)
     if together.shape != again.shape or not _close(again, together, PAIR_TOLERANCE_EPS):
         return CHANGES
-    for index in (0, len(samples) - 1):
+    for index in range(0, len(samples), -(-len(samples) // compared)) if limit > 1 else ():
         twins = rows(samples[[index, index]])
         expected = together[index : index + 1].expand_as(twins)
         if not _close(twins, expected, GROUP_TOLERANCE_EPS):

@@ -120,73 +120,61 @@ class LeftOutAccumulators(LeftOut):
 
 
 class SiteReplicates:
-    """Replicates of all sites of a measure. Errors leave a site without them.
+    """Replicates of one site of a measure. An error leaves it without them."""
 
-    Parameters
-    ----------
-    measure : PooledMeasure
-    create : callable
-        Returns the state of one site.
-    """
-
-    def __init__(self, measure: PooledMeasure, create: Callable[[], LeftOut]) -> None:
-        self._create = create
-        # Threads share the random generators, so that only measures that draw no random numbers
-        # run in several of them.
-        self._draws = not measure.independent_sites
-        self._sites: dict[str, LeftOut] = {}
-        self._reasons: dict[str, str] = {}
+    def __init__(self, measure: PooledMeasure) -> None:
+        self._measure = measure
+        self._state: LeftOut | None = None
+        self._is_defined = True
+        self._reason = ""
 
     def add(self, observation: SiteBatch, first: int) -> None:
         """Add one batch, given the number of samples before it."""
-        place = observation.place
         numbered = _with_sources(observation, first)
-        if numbered is None or numbered.sources is None or place in self._reasons:
-            self._reasons.setdefault(place, "")
-            return
+        if numbered is None:
+            self._is_defined = False
+        elif self._is_defined:
+            self._guard(lambda: self._add(numbered))
+
+    def values(self) -> tuple[float, ...]:
+        """Return the replicates, or none if they are undefined."""
+        state = self._state
+        return self._guard(state.replicates) or () if self._is_defined and state else ()
+
+    def remark(self) -> str:
+        """Return the reason why there is no standard error, if it is worth a remark."""
+        return f"no standard error: {self._reason}" if self._reason else ""
+
+    def _add(self, observation: SiteBatch) -> None:
+        if self._state is None:
+            self._state = self._measure.left_out()
+        assert observation.sources is not None
+        self._state.add(observation, group_index(observation.sources.index))
+
+    def _guard(self, compute: Callable[[], T]) -> T | None:
+        """Compute something, or record why there are no replicates."""
         try:
             with self._unchanged_random_state():
-                if place not in self._sites:
-                    self._sites[place] = self._create()
-                self._sites[place].add(numbered, group_index(numbered.sources.index))
-        except NoReplicates as error:
-            self._reasons[place] = str(error)
+                return compute()
+        except (NoReplicates, Undefined, NotFinite) as error:
+            # Fewer samples may have no value, which is no reason for a remark.
+            self._reason = str(error) if isinstance(error, NoReplicates) else ""
         except Exception as error:  # Plugins may raise any exception for fewer samples.
-            self._reasons[place] = _reason(error)
-
-    def of_place(self, place: str) -> tuple[float, ...]:
-        """Return the replicates of a site, or none if they are undefined."""
-        if place in self._reasons or place not in self._sites:
-            return ()
-        try:
-            with self._unchanged_random_state():
-                return self._sites[place].replicates()
-        except NoReplicates as error:
-            self._reasons[place] = str(error)
-        except Exception as error:  # Plugins may raise any exception for fewer samples.
-            self._reasons[place] = _reason(error)
-        return ()
-
-    def remark(self, place: str) -> str:
-        """Return the reason why a site has no standard error, if it is worth a remark."""
-        reason = self._reasons.get(place, "")
-        return f"no standard error: {reason}" if reason else ""
+            kind = type(error).__name__
+            self._reason = f"{kind} without a group of samples: {first_line(error)}"
+        self._is_defined = False
+        return None
 
     def _unchanged_random_state(self) -> AbstractContextManager[None]:
-        if not self._draws:
+        # Threads share the random generators, so that only measures that draw no random numbers
+        # run in several of them.
+        if self._measure.independent_sites:
             return nullcontext()
         import torch
 
         from nlbench.introspection.random_state import preserve_rng_state
 
         return preserve_rng_state(torch.device("cpu"))
-
-
-def _reason(error: Exception) -> str:
-    """Return the reason for a remark, which is empty if fewer samples only have no value."""
-    if isinstance(error, Undefined | NotFinite):
-        return ""
-    return f"{type(error).__name__} without a group of samples: {first_line(error)}"
 
 
 def _with_sources(observation: SiteBatch, first: int) -> SiteBatch | None:

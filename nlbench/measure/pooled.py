@@ -70,6 +70,21 @@ class Accumulator(ABC):
         return type(self).merged is not Accumulator.merged
 
 
+class _SiteState:
+    """What a measure has added up at one site."""
+
+    def __init__(self, measure: PooledMeasure) -> None:
+        self.accumulator = measure.accumulator()
+        self.replicates = SiteReplicates(measure) if measure.replicated else None
+        self.count = 0
+        self.rows: int | None = None  # Of tokens; None if rows are samples.
+        self.missing: tuple[Status, str] | None = None
+
+    def set_missing(self, error: Exception) -> None:
+        """Record why the site has no value."""
+        self.missing = "undefined" if isinstance(error, Undefined) else "failed", str(error)
+
+
 class PooledMeasure(Measure):
     """A site measure that pools all batches of a site into one value.
 
@@ -116,55 +131,46 @@ class PooledMeasure(Measure):
 
     def reset(self) -> None:
         """Clear the state of all sites."""
-        self._replicates = SiteReplicates(self, self.left_out) if self.replicated else None
-        self._accumulators: dict[str, Accumulator] = {}
-        self._counts: dict[str, int] = {}
-        # Number of rows at each place whose rows are tokens.
-        self._rows: dict[str, int] = {}
-        self._missing: dict[str, tuple[Status, str]] = {}
+        self._sites: dict[str, _SiteState] = {}
 
     def update(self, observation: SiteBatch) -> None:
         """Add one batch at one site."""
         place = observation.place
-        if place not in self._accumulators:
-            self._accumulators[place] = self.accumulator()
-        first = self._counts.get(place, 0)
-        self._counts[place] = first + observation.count
+        if place not in self._sites:
+            self._sites[place] = _SiteState(self)
+        site = self._sites[place]
+        first = site.count
+        site.count += observation.count
         if observation.owners is not None:
-            self._rows[place] = self._rows.get(place, 0) + len(observation.x)
-        if place in self._missing:
+            site.rows = (site.rows or 0) + len(observation.x)
+        if site.missing is not None:
             return
         try:
-            self.take(self._accumulators[place], observation)
-        except Undefined as error:
-            self._missing[place] = ("undefined", str(error))
-        except (NotFinite, RequestError) as error:
-            self._missing[place] = ("failed", str(error))
-        if self._replicates is not None and place not in self._missing:
-            self._replicates.add(observation, first)
+            self.take(site.accumulator, observation)
+        except (Undefined, NotFinite, RequestError) as error:
+            site.set_missing(error)
+        else:
+            if site.replicates is not None:
+                site.replicates.add(observation, first)
 
     def compute(self) -> Result:
         """Return one value per site, in call order."""
-        return Result.of(self._value(place) for place in self._accumulators)
+        return Result.of(self._value(place, site) for place, site in self._sites.items())
 
-    def _value(self, place: str) -> Value:
-        n, accumulator = self._counts[place], self._accumulators[place]
-        if place in self._missing:
-            return Value.missing(place, *self._missing[place], n)
-        rows = {"rows": float(self._rows[place])} if place in self._rows else {}
-        try:
-            statistics = {**accumulator.statistics(), **rows}
-            reasons = [accumulator.remark()]
-            replicates: tuple[float, ...] = ()
-            if self._replicates is not None:
-                replicates = self._replicates.of_place(place)
-                reasons.append(self._replicates.remark(place))
-            reason = "; ".join(filter(None, reasons))
-            return Value(place, statistics, n, reason=reason, replicates=replicates)
-        except Undefined as error:
-            return Value.missing(place, "undefined", str(error), n)
-        except (NotFinite, RequestError) as error:
-            return Value.missing(place, "failed", str(error), n)
+    def _value(self, place: str, site: _SiteState) -> Value:
+        if site.missing is None:
+            try:
+                rows = {} if site.rows is None else {"rows": float(site.rows)}
+                statistics = {**site.accumulator.statistics(), **rows}
+                reason = site.accumulator.remark()
+            except (Undefined, NotFinite, RequestError) as error:
+                site.set_missing(error)
+        if site.missing is not None:
+            return Value.missing(place, *site.missing, site.count)
+        replicates = site.replicates.values() if site.replicates else ()
+        remark = site.replicates.remark() if site.replicates else ""
+        reason = "; ".join(filter(None, (reason, remark)))
+        return Value(place, statistics, site.count, reason=reason, replicates=replicates)
 
 
 class FunctionMeasure(PooledMeasure):

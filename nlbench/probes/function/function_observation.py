@@ -14,8 +14,9 @@ from nlbench.errors import Undefined
 from nlbench.introspection.attention import with_plain_attention, without_fast_path
 from nlbench.introspection.autodiff import direct_checkpoints, undefined_without_gradient
 from nlbench.introspection.batch_independence import (
+    CHANGES,
     check_batch_independence,
-    check_is_function,
+    describe_dependence,
 )
 from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.introspection.memory import (
@@ -201,12 +202,7 @@ def observe_function(
             limit = sample_limit.limit
             in_parts = limit is not None and limit < len(batch) and sample_limit.is_required
             with preserve_attributes(model), preserve_rng_state(batch.device):
-                check_is_function(
-                    lambda part: _outputs(model, part).detach(),
-                    batch,
-                    min(limit or len(batch), len(batch)),
-                    because=_SAMPLE_BY_SAMPLE,
-                )
+                _refuse_dependence(model, batch, limit or len(batch))
                 if len(batch) > 1 and in_parts not in checked:
                     _refuse_mixing(model, batch, limit if in_parts else None)
                     checked |= {False, in_parts}
@@ -214,6 +210,15 @@ def observe_function(
             on_observation(FunctionBatch(function, batch, index, model, limit, precise))
             samples += len(batch)
     return samples
+
+
+def _refuse_dependence(model: nn.Module, batch: Tensor, limit: int) -> None:
+    """Raise if a model's output is not a function of its own sample."""
+    reason = describe_dependence(lambda part: _outputs(model, part).detach(), batch, limit)
+    if reason == CHANGES:
+        raise Undefined(f"{CHANGES}: it is not a function of the input")
+    if reason:
+        raise Undefined(f"the output: {reason}, and {_SAMPLE_BY_SAMPLE}")
 
 
 def _refuse_mixing(model: nn.Module, batch: Tensor, limit: int | None) -> None:

@@ -20,10 +20,10 @@ from nlbench.probes.probe import NothingObserved
 from .float64 import Float64Comparison, compare_with_float64
 from .intercept import GATED_UNITS
 from .places_and_rows import RowPolicy
-from .reduce import Function, UnreducedResults
+from .reduce import Function
 from .rows import draw_rows
 from .shared import SharedAccess, SharedBatch
-from .site import Site, SiteBatch
+from .site import Site, SiteBatch, UnreducedResults
 from .sites_observation import channel_note, observe_sites
 from .sites_probe import COMPARED_SAMPLES
 
@@ -226,14 +226,13 @@ def _limit_rows(observation: SiteBatch, limit: int | None, has_nodes: bool) -> S
 
 def _copy(observation: SiteBatch, names: Mapping[str, str], shared: SharedBatch) -> SiteBatch:
     """Copy a batch for a listener, with the results of its functions under their own names."""
-    unreduced = observation.unreduced
-    if isinstance(unreduced, UnreducedResults):
-        unreduced = unreduced.rename(names).map(torch.clone)
+    results = dict(observation.unreduced.items())
+    unreduced = UnreducedResults((new, results[name]) for new, name in names.items())
     return replace(
         observation,
         x=observation.x.clone(),
         y=observation.y.clone(),
-        unreduced=unreduced,
+        unreduced=unreduced.map(torch.clone),
         borrowed=SharedAccess(shared),
     )
 
@@ -257,15 +256,12 @@ def _to_host(observation: SiteBatch) -> _Item:
     def to_cpu(tensor: Tensor) -> Tensor:
         return tensor.to("cpu", non_blocking=is_cuda)
 
-    unreduced = observation.unreduced
-    if isinstance(unreduced, UnreducedResults):
-        unreduced = unreduced.map(to_cpu)
     owners = observation.owners
     moved = replace(
         observation,
         x=to_cpu(observation.x),
         y=to_cpu(observation.y),
-        unreduced=unreduced,
+        unreduced=UnreducedResults(observation.unreduced.items()).map(to_cpu),
         owners=None if owners is None else to_cpu(owners),
     )
     if not is_cuda:

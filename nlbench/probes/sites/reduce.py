@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -259,46 +259,3 @@ def join(sides: Sequence[Side]) -> Side:
         max(side.rounding for side in sides),
         next((side.problem for side in sides if side.problem), ""),
     )
-
-
-class UnreducedResults(Mapping[str, tuple[Tensor, Tensor]]):
-    """Results of functions applied to the unreduced input and output; access raises their errors.
-
-    Parameters
-    ----------
-    x, y : mapping of str to tensor of shape (n,) or Exception
-    """
-
-    def __init__(
-        self, x: Mapping[str, Tensor | Exception], y: Mapping[str, Tensor | Exception]
-    ) -> None:
-        self._x, self._y = x, y
-
-    def __getitem__(self, name: str) -> tuple[Tensor, Tensor]:
-        before, after = self._x[name], self._y[name]
-        if isinstance(before, Exception):
-            raise before
-        if isinstance(after, Exception):
-            raise after
-        return before, after
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._x)
-
-    def __len__(self) -> int:
-        return len(self._x)
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> UnreducedResults:
-        """Apply a function to all results."""
-        x, y = (
-            {k: v if isinstance(v, Exception) else function(v) for k, v in side.items()}
-            for side in (self._x, self._y)
-        )
-        return UnreducedResults(x, y)
-
-    def rename(self, names: Mapping[str, str]) -> UnreducedResults:
-        """Rename the results, given a mapping from new to existing names."""
-        return UnreducedResults(
-            {new: self._x[name] for new, name in names.items()},
-            {new: self._y[name] for new, name in names.items()},
-        )

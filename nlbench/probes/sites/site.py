@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -58,6 +58,28 @@ class Site:
     role: str = "activation"
     where: str = ""
     problem: str = ""
+
+
+class UnreducedResults(dict[str, "tuple[Tensor, Tensor]"]):
+    """Results (n,) of functions applied to the unreduced input and output.
+
+    In place of a result there may be the function's error, which is raised on access.
+    """
+
+    def __getitem__(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return the results for input and output."""
+        pair = super().__getitem__(name)
+        for result in pair:
+            if isinstance(result, Exception):
+                raise result
+        return pair
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> UnreducedResults:
+        """Apply a function to all results."""
+        return UnreducedResults(
+            (name, tuple(r if isinstance(r, Exception) else function(r) for r in pair))  # type: ignore[misc]
+            for name, pair in self.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -136,14 +158,12 @@ class SiteBatch:
 
         owners = self.owners
         samples = index if owners is None else torch.unique(owners[index])
-        unreduced = self.unreduced
-        if unreduced:
-            unreduced = SelectedResults(unreduced, samples)
+        unreduced = UnreducedResults(self.unreduced.items())
         return replace(
             self,
             x=self.x[index],
             y=self.y[index],
-            unreduced=unreduced,
+            unreduced=unreduced.map(lambda results: results[samples.to(results.device)]),
             owners=None if owners is None else owners[index],
             samples=len(samples),
             sources=self.sources and self.sources.of_rows(index),
@@ -187,22 +207,3 @@ class SiteBatch:
         tensor(1.)
         """
         return function(self) if self.borrowed is None else self.borrowed.get(function)
-
-
-class SelectedResults(Mapping[str, "tuple[Tensor, Tensor]"]):
-    """Results of unreduced functions for some of the samples. Errors are raised on access."""
-
-    def __init__(self, results: Mapping[str, tuple[Tensor, Tensor]], index: Tensor) -> None:
-        self._results = results
-        self._index = index
-
-    def __getitem__(self, name: str) -> tuple[Tensor, Tensor]:
-        before, after = self._results[name]
-        index = self._index.to(before.device)
-        return before[index], after[index]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._results)
-
-    def __len__(self) -> int:
-        return len(self._results)

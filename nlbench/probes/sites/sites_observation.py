@@ -26,10 +26,10 @@ from .intercept import CallInterceptor, CapturePolicy, SiteCall
 from .microbatches import CallIdentity, Interceptor, Microbatches, probe_folded_rows, rows_at_sites
 from .module_calls import ModuleInterceptor
 from .places_and_rows import RowPolicy
-from .reduce import Function, Side, UnreducedResults
+from .reduce import Function, Side
 from .rows import FoldedRows, PositionSelector, UnknownRowOrder
 from .select import Picker, Selection
-from .site import Site, SiteBatch
+from .site import Site, SiteBatch, UnreducedResults
 
 
 @through_wrappers
@@ -250,14 +250,14 @@ class _SitePass:
             sources = sources.of_rows(x.owners)
         elif len(x.reduced) != self.samples or call.any_rows:
             sources = None
-        unreduced = UnreducedResults(x.function_results, y.function_results)
+        pairs = ((n, (before, y.function_results[n])) for n, before in x.function_results.items())
         self._on_observation(
             SiteBatch(
                 site,
                 self._batch,
                 x.reduced,
                 y.reduced,
-                unreduced,
+                UnreducedResults(pairs),  # type: ignore[arg-type]
                 x.owners,
                 self.samples,
                 (x.rounding, y.rounding),
