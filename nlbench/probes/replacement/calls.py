@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
@@ -63,7 +63,15 @@ def find_calls(
     """
     refuse_unobservable(model)
     if of != "activations":
-        return _module_calls(model, example, of, Selection.parse(select))
+        orders: dict[str, str] = {}
+        observe_sites(
+            model,
+            [example],
+            lambda batch: orders.update({batch.place: batch.row_order}),
+            of=of,
+            select=select,
+        )
+        return _module_calls(model, example, of, Selection.parse(select), orders)
     calls: list[ReplaceableCall] = []
 
     def add(batch: SiteBatch) -> None:
@@ -101,7 +109,7 @@ def _own_axis(axis: int, batch: int | None) -> int:
 
 
 def _module_calls(
-    model: nn.Module, example: Tensor, of: str, selection: Selection
+    model: nn.Module, example: Tensor, of: str, selection: Selection, orders: Mapping[str, str]
 ) -> list[ReplaceableCall]:
     paths = {module: path for path, module in model.named_modules()}
     calls = []
@@ -122,6 +130,7 @@ def _module_calls(
                 place.shape,
                 None if is_one_call else CallId(paths[place.last], place.call),
                 place.before.batch,
+                orders.get(place.name, ""),
             )
         )
     if not calls:

@@ -396,6 +396,8 @@ def fit_places(
             if axis and len(x) == selector.samples:
                 selected = selector.select(x, axis)
                 index = None if selected is None else selected.index
+            elif selector.outermost is not None and starts[0].batch_axis is not None:
+                raise Undefined(f"which rows of {starts[0].name} hold padding is unknown")
             running.update((place.name, (rows, index)) for place in starts)
         output = compute()
         for place in ending.get(call, ()):
