@@ -48,6 +48,12 @@ RESERVOIR_ROWS = 2048
 TOP_SHARE = 0.01
 """Fraction of the rows, those with the largest squares, that ``top_share`` refers to."""
 
+AFFINE_ERROR = 0.01
+"""Squared error of a token, relative to its squared distance from the mean, below which it counts
+as affine."""
+
+TOKEN_PERCENTILES = (10, 50, 90)
+
 
 @torch.no_grad()
 def linearity_score(x: Samples, y: Samples) -> Tensor:
@@ -193,11 +199,15 @@ class _LinearityAccumulator(Accumulator):
         else:
             fold = numbers.index.to(x.values.device) % self._folds
         self._add_sums(x, y, fold)
-        if owners is not None:
-            self._add_first_rows(x, y, fold, owners)
+        is_first = _first_rows(owners) if owners is not None else torch.zeros_like(fold).bool()
+        for index in torch.unique(fold[is_first]).tolist():
+            chosen = is_first & (fold == index)
+            pair = self._shift_and_scale(x.values[chosen], y.values[chosen])
+            self._first[index].append(pair)
         # Rows of a float32 network lose nothing in float32.
         types = [torch.float32 if side.rounding > EPSILON else torch.float64 for side in (x, y)]
-        self._reservoir.add(x.values, y.values, fold, types=(*types, fold.dtype))
+        columns = x.values, y.values, fold, is_first
+        self._reservoir.add(*columns, types=(*types, fold.dtype, torch.bool))
 
     def _add_sums(self, x: PreparedSamples, y: PreparedSamples, parts: Tensor) -> None:
         """Add rows to the sums of the part (n,) that each belongs to."""
@@ -205,20 +215,6 @@ class _LinearityAccumulator(Accumulator):
             for rows in (parts == index).nonzero()[:, 0].split(CHUNK_ROWS):
                 part = RegressionSums.of(*self._shift_and_scale(x.values[rows], y.values[rows]))
                 self.sums[index] = self.sums[index].plus(part) if index in self.sums else part
-
-    def _add_first_rows(
-        self, x: PreparedSamples, y: PreparedSamples, fold: Tensor, owners: Tensor
-    ) -> None:
-        """Keep the first row of each sample, if there are others."""
-        numbers, index = torch.unique(owners, return_inverse=True)
-        if len(numbers) == len(owners):
-            return
-        rows = torch.arange(len(owners), device=owners.device)
-        first = rows.new_full((len(numbers),), len(owners)).scatter_reduce(0, index, rows, "amin")
-        for part in torch.unique(fold[first]).tolist():
-            chosen = first[fold[first] == part]
-            pair = self._shift_and_scale(x.values[chosen], y.values[chosen])
-            self._first[part].append(pair)
 
     def _shift_and_scale(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Shift and scale rows, in place, to the origin and the unit of the sums."""
@@ -274,7 +270,7 @@ class _LinearityAccumulator(Accumulator):
         in_sample = total.squared_errors(fit_of_all)
         null = min(1.0, fit_of_all.rank / max(1, self._distinct - 1))
         del fit_of_all
-        x, y, row_folds = self._reservoir.columns
+        x, y, row_folds, is_first = self._reservoir.columns
         x, y = self._shift_and_scale(*(side.to(torch.float64, copy=True) for side in (x, y)))
         predicted, held_out, first_errors = torch.zeros_like(y), 0.0, 0.0
         for fold, part in self.sums.items():
@@ -299,9 +295,11 @@ class _LinearityAccumulator(Accumulator):
                 target = _Target(branch, errors, distances)
                 branch_statistics = target.statistics(held_out, in_sample, null, total.n)
                 branch_statistics["identity"] = _squared_cosine(inner - squares, squares, branch)
+                branch_statistics |= _token_statistics(errors, y - x, is_first)
                 statistics |= {f"branch_{name}": value for name, value in branch_statistics.items()}
             if self._has_branch:
                 statistics |= self._after_norm(y, predicted)
+                statistics |= _token_statistics(errors, y, is_first)
         return statistics
 
     def _without_first(self, total: RegressionSums, errors: float) -> dict[str, float]:
@@ -329,6 +327,40 @@ class _LinearityAccumulator(Accumulator):
         if squares <= EPSILON * len(y):
             return {}
         return {"after_norm": 1 - ((y - predicted).square().sum() / squares).item()}
+
+
+def _first_rows(owners: Tensor) -> Tensor:
+    """Return a mask (n,) of the first row of each sample; none if no sample has others."""
+    numbers, index = torch.unique(owners, return_inverse=True)
+    is_first = torch.zeros(len(owners), dtype=torch.bool, device=owners.device)
+    if len(numbers) == len(owners):
+        return is_first
+    rows = torch.arange(len(owners), device=owners.device)
+    first = rows.new_full((len(numbers),), len(owners)).scatter_reduce(0, index, rows, "amin")
+    is_first[first] = True
+    return is_first
+
+
+def _token_statistics(errors: Tensor, rows: Tensor, is_first: Tensor) -> dict[str, float]:
+    """Return how squared errors are distributed over rows (n, k), first and later rows apart.
+
+    They are relative to the squared distance from the mean of the later rows.
+    """
+    is_later = ~is_first
+    if not is_later.any():
+        return {}
+    squares = _squared_distances(rows, rows[is_later].mean(0))
+    relative = errors / squares
+    later = relative[is_later & (squares > 0)]
+    statistics = {}
+    if len(later):
+        statistics["affine_tokens"] = (later < AFFINE_ERROR).double().mean().item()
+        for percent in TOKEN_PERCENTILES:
+            statistics[f"token_p{percent}"] = later.quantile(percent / 100).item()
+    first = relative[is_first & (squares > 0)]
+    if len(first):
+        statistics["first_token"] = first.median().item()
+    return statistics
 
 
 class _LeftOutSums(LeftOut):
@@ -431,7 +463,10 @@ class Linearity(PooledMeasure):
     with the largest squares, and `per_token` the mean over rows of the squared error of a held-out
     row relative to its own squared distance from the mean: 0 for an affine map. `after_norm` is the
     held-out score of a block's outputs and their predictions at unit length, as after the norm at
-    the start of the next block. These three are computed from up to 2,048 rows.
+    the start of the next block. For a block, `affine_tokens` is the fraction of tokens whose
+    relative squared error is below 1 %, `token_p10`, `token_p50` and `token_p90` are percentiles
+    of this error, and `first_token` is its median over the first token of each sequence, which the
+    others leave out. All of these are computed from up to 2,048 rows.
 
     `without_first` is the held-out score of all tokens but the first of each sequence, which remain
     in the fit: in language models the first one may have a hundred times the norm of the others.

@@ -109,6 +109,13 @@ def test_statistics_of_single_rows():
     unit, unit_predicted = (side / side.norm(dim=1, keepdim=True) for side in (y, predicted))
     share = (unit - unit_predicted).square().sum() / (unit - unit.mean(0)).square().sum()
     assert numbers["after_norm"] == pytest.approx(1 - share.item(), abs=1e-9)
+    for prefix, target in (("", y), ("branch_", y - x)):
+        relative = errors / (target - target.mean(0)).square().sum(1)
+        expected = (relative < 0.01).double().mean().item()
+        assert numbers[f"{prefix}affine_tokens"] == pytest.approx(expected)
+        for percent in (10, 50, 90):
+            expected = np.percentile(relative.numpy(), percent)
+            assert numbers[f"{prefix}token_p{percent}"] == pytest.approx(expected, abs=1e-9)
     cosine = ((x - x.mean(0)) * (y - y.mean(0))).sum() ** 2
     cosine = cosine / (x - x.mean(0)).square().sum() / squares.sum()
     assert numbers["identity"] == pytest.approx(cosine.item(), abs=1e-12)
@@ -225,3 +232,44 @@ def test_rows_that_are_samples_have_no_first_position():
     assert "without_first" not in linearity_statistics(x, x.relu())
     owners = torch.arange(50)
     assert "without_first" not in linearity_statistics(x, x.relu(), owners=owners)
+
+
+def test_affine_tokens_are_counted_without_first_ones():
+    # Deviations ± r at equal inputs cancel in every fold, so that the fit is the affine map.
+    generator = torch.Generator().manual_seed(0)
+    sequences, length, d = 32, 21, 4
+    x = torch.randn(sequences, length, d, generator=generator, dtype=torch.float64)
+    x[:, 12:17] = x[:, 7:12]
+    y = x @ torch.randn(d, d, generator=generator, dtype=torch.float64) + 1
+    deviation = torch.randn(sequences, 5, d, generator=generator, dtype=torch.float64)
+    y[:, 7:12] += 2 * deviation
+    y[:, 12:17] -= 2 * deviation
+    owners = torch.arange(sequences).repeat_interleave(length)
+    rows = [side.reshape(-1, d) for side in (x, y)]
+    numbers = linearity_statistics(*rows, owners=owners)
+    assert numbers["affine_tokens"] == numbers["branch_affine_tokens"] == 0.5
+    assert numbers["token_p10"] < 1e-20 < 0.1 < numbers["token_p90"]
+    assert numbers["first_token"] < 1e-20
+    y[0::2, 0] += 1000.0
+    y[1::2, 0] -= 1000.0
+    x[:, 0] = 0.0
+    numbers = linearity_statistics(*rows, owners=owners, folds=2)
+    assert numbers["first_token"] == pytest.approx(1, abs=0.1)
+
+
+def test_percentiles_ignore_first_tokens():
+    x, y = _stream(400, 5, 3.0)
+    owners = torch.arange(40).repeat_interleave(10)
+    numbers = linearity_statistics(x, y, owners=owners, folds=2)
+    fold, predicted = owners % 2, torch.zeros_like(y)
+    design = torch.cat([x, torch.ones(400, 1).double()], 1)
+    for index in range(2):
+        weights = torch.linalg.lstsq(design[fold != index], y[fold != index]).solution
+        predicted[fold == index] = design[fold == index] @ weights
+    is_later = torch.arange(400) % 10 > 0
+    errors = (y - predicted).square().sum(1)
+    relative = errors / (y - y[is_later].mean(0)).square().sum(1)
+    expected = np.percentile(relative[is_later].numpy(), 50)
+    assert numbers["token_p50"] == pytest.approx(expected, abs=1e-9)
+    expected = relative[~is_later].median().item()
+    assert numbers["first_token"] == pytest.approx(expected, abs=1e-9)

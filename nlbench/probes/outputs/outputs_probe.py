@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from nlbench.options import Option
 from nlbench.probes.probe import Probe, ProbeFacts, ProbeOptions, ProbePass
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,14 @@ class OutputBatch:
         On the same device as the outputs; -100 where there is nothing to predict, as in PyTorch.
     inputs : tensor of shape (n, ...), optional
         Samples.
+    model : torch.nn.Module, optional
+        The model itself, in evaluation mode.
     """
 
     outputs: Tensor
     labels: Tensor
     inputs: Tensor | None = None
+    model: nn.Module | None = field(default=None, repr=False, compare=False)
 
 
 class Outputs(Probe):
@@ -57,7 +60,7 @@ class Outputs(Probe):
             for inputs, labels in probe_pass.samples.labelled(int(probe_pass.options["batch"])):
                 # Copied, since a first layer that works in place would change the samples.
                 outputs = validated_tensor(model(inputs.to(device, copy=True)))
-                probe_pass.show(OutputBatch(outputs, labels.to(outputs.device), inputs))
+                probe_pass.show(OutputBatch(outputs, labels.to(outputs.device), inputs, model))
                 count += len(inputs)
                 probe_pass.step()
         return ProbeFacts(samples=count)
