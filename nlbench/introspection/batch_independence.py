@@ -86,19 +86,29 @@ def check_is_function(
             )
 
 
-def describe_dependence(rows: Callable[[Tensor], Tensor], samples: Tensor) -> str:
+def describe_dependence(
+    rows: Callable[[Tensor], Tensor], samples: Tensor, together: Tensor | None = None
+) -> str:
     """Describe why results are no function of their own sample.
 
     Return an empty text if they are.
 
-    The samples are run twice as one batch, and the first and the last of them with a copy of
+    A pair of samples is run in both orders, in the same memory, and the first and the last sample
+    alone. Only where a result differs from that in the whole batch, `check_memory` is called, the
+    samples are run again as one batch, and the first and the last of them with a copy of
     themselves only.
 
     Parameters
     ----------
     rows : callable
-        Maps samples (m, ...) to their results (m, k).
+        Maps samples (m, ...) to their results (m, k), and may modify the samples.
     samples : tensor of shape (n, ...)
+    together : tensor of shape (n, k), optional
+        Results of the samples as one batch, if they are known.
+
+    Raises
+    ------
+    RemembersOutputs
 
     Examples
     --------
@@ -106,7 +116,13 @@ def describe_dependence(rows: Callable[[Tensor], Tensor], samples: Tensor) -> st
     >>> describe_dependence(torch.square, x), describe_dependence(lambda x: x - x.mean(), x)
     ('', "a sample's results depend on the other samples of its batch")
     """
-    together, again = rows(samples), rows(samples)
+    together = rows(samples.clone()).clone() if together is None else together
+    pair = torch.cat([samples[:1], other_samples(samples)[0]])
+    if _agree_in_small_batches(rows, samples, pair, together):
+        return ""
+    if dependence := check_memory(rows, pair):
+        return dependence
+    again = rows(samples.clone())
     if together.shape != again.shape or not _close(again, together, PAIR_TOLERANCE_EPS):
         return CHANGES
     for index in (0, len(samples) - 1):
@@ -115,6 +131,34 @@ def describe_dependence(rows: Callable[[Tensor], Tensor], samples: Tensor) -> st
         if not _close(twins, expected, GROUP_TOLERANCE_EPS):
             return DEPENDS_ON_BATCH
     return ""
+
+
+def _agree_in_small_batches(
+    rows: Callable[[Tensor], Tensor], samples: Tensor, pair: Tensor, together: Tensor
+) -> bool:
+    """Return True if the results of a pair and of single samples are those in the whole batch.
+
+    Three sizes of batches, since a model may know the results of one from an earlier call.
+    """
+    buffer = pair.clone()
+
+    def run(samples: Tensor) -> Tensor:
+        return rows(buffer[: len(samples)].copy_(samples)).clone()
+
+    try:
+        first = run(pair)
+        swapped = run(pair.flip(0))
+        alone = [run(samples[index : index + 1]) for index in (0, len(samples) - 1)]
+        columns = {result.shape[1:] for result in (together, first, swapped, *alone)}
+        return (
+            len(columns) == 1
+            and _close(swapped, first.flip(0), PAIR_TOLERANCE_EPS)
+            and _close(first[:1], together[:1], GROUP_TOLERANCE_EPS)
+            and _close(alone[0], together[:1], GROUP_TOLERANCE_EPS)
+            and _close(alone[1], together[-1:], GROUP_TOLERANCE_EPS)
+        )
+    except Exception:  # A network may accept no single samples.
+        return False
 
 
 class RemembersOutputs(Undefined):
