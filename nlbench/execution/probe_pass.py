@@ -24,7 +24,7 @@ from nlbench.introspection.batch_independence import (
     MAX_GROUP_SIZE,
     RemembersOutputs,
     check_memory,
-    describe_dependence,
+    describe_outputs,
     other_samples,
 )
 from nlbench.introspection.memory import is_out_of_memory, release_freed_memory
@@ -249,19 +249,25 @@ class Pass:
             for (measure, options, _), stream in zip(entries, streams, strict=True)
         ]
         facts: ProbeFacts
-        dependence = ""
+        check = _SampleCheck(subject, resources.device, self.changes, not probe.needs_function)
         stream = None if isinstance(subject.stream, DrawnBatches) else subject.stream
         read = 0 if stream is None else stream.samples
         failure: tuple[Result, str] | None = None
         out_of_memory = False
         try:
             with restored_thread_state(self.changes):
-                if probe.runs_samples:
-                    dependence = _dependence(
-                        subject, device, self.changes, not probe.needs_function
-                    )
+                if probe.runs_samples and not probe.checks_samples:
+                    check()
                 facts = probe.observe(
-                    ProbePass(subject.model, subject, self.settings, feeds, resources, self.step)
+                    ProbePass(
+                        subject.model,
+                        subject,
+                        self.settings,
+                        feeds,
+                        resources,
+                        self.step,
+                        check,
+                    )
                 )
             if not isinstance(facts, dict):
                 kind = type(facts).__name__
@@ -280,8 +286,8 @@ class Pass:
             if stream.is_drawn:
                 remark = f"of {count} samples drawn from all"
             facts["remark"] = _join(facts.get("remark", ""), remark)
-        if dependence:
-            facts["remark"] = _join(facts.get("remark", ""), dependence)
+        if check.dependence:
+            facts["remark"] = _join(facts.get("remark", ""), check.dependence)
         for feed in feeds:
             feed.facts = facts
             if failure is not None and feed.failure is None:
@@ -340,49 +346,76 @@ def _refused_size(subject: Subject, device: torch.device, changes: Changes) -> s
     return ""
 
 
-def _dependence(
-    subject: Subject, device: torch.device, changes: Changes, compares_batches: bool
-) -> str:
-    """Describe why a model's outputs are no function of their own sample.
+class _SampleCheck:
+    """Checks that a model's outputs are a function of their own sample.
 
-    Return an empty text if they are.
+    A model that can't be run on some of the samples is not checked.
 
-    A model that can't be run on some of the samples is not checked. With `compares_batches`, the
-    outputs of a sample in different batches are compared.
+    Parameters
+    ----------
+    compares_batches : bool
+        Compare the outputs of a sample in different batches.
 
-    Raises
-    ------
-    nlbench.Undefined
-        If the outputs depend on what the model computed before.
+    Attributes
+    ----------
+    dependence : str
+        Reason why the outputs are no such function; empty if they are, or until it is checked.
     """
-    count = len(subject.inputs)
-    if subject.is_indivisible or not count:
-        return ""
-    samples = subject.inputs[sorted({0, count // 3, 2 * count // 3, count - 1})]
 
-    def rows(samples: Tensor) -> Tensor:
-        count = len(samples)
-        output = subject.model(samples)
+    def __init__(
+        self, subject: Subject, device: torch.device, changes: Changes, compares_batches: bool
+    ) -> None:
+        self._subject = subject
+        self._device = device
+        self._changes = changes
+        self._compares_batches = compares_batches
+        self.dependence = ""
+
+    def __call__(self, samples: Tensor | None = None, output: object = None) -> None:
+        """Check the outputs of some samples, which are computed again without `output`.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If the outputs depend on what the model computed before.
+        """
+        inputs = self._subject.inputs
+        count = len(inputs)
+        if self._subject.is_indivisible or not count:
+            return
         try:
-            tensors = [validated_outputs(output, count)]
-        except Undefined:
-            # Measures of activations need no single output.
-            leaves = filter(torch.is_tensor, pytree.tree_leaves(output))
-            tensors = [leaf for leaf in leaves if leaf.ndim and len(leaf) == count]
-        return torch.cat([tensor.detach().reshape(count, -1) for tensor in tensors], 1)
+            with _checked(self._subject.model, self._device, self._changes):
+                together = None
+                if samples is None or output is None:
+                    chosen = sorted({0, count // 3, 2 * count // 3, count - 1})
+                    samples = inputs[chosen].to(self._device)
+                else:
+                    together = _output_rows(output, len(samples))
+                self.dependence = self._describe(samples, together)
+        except RemembersOutputs:
+            raise
+        except Exception:
+            return
 
+    def _describe(self, samples: Tensor, together: Tensor | None) -> str:
+        def rows(samples: Tensor) -> Tensor:
+            return _output_rows(self._subject.model(samples), len(samples))
+
+        if self._compares_batches:
+            together = rows(samples.clone()).clone() if together is None else together
+            return describe_outputs(rows, samples, together)
+        return check_memory(rows, torch.cat([samples[:1], other_samples(samples)[0]]))
+
+
+def _output_rows(output: object, count: int) -> Tensor:
+    """Return the output as a matrix (n, k)."""
     try:
-        with _checked(subject.model, device, changes):
-            samples = samples.to(device)
-            pair = torch.cat([samples[:1], other_samples(samples)[0]])
-            dependence = check_memory(rows, pair)
-            if dependence or not compares_batches:
-                return dependence
-            return describe_dependence(lambda x: rows(x.clone()), samples, len(samples), 2)
-    except RemembersOutputs:
-        raise
-    except Exception:
-        return ""
+        tensors = [validated_outputs(output, count)]
+    except Undefined:
+        # Measures of activations need no single output.
+        leaves = filter(torch.is_tensor, pytree.tree_leaves(output))
+        tensors = [leaf for leaf in leaves if leaf.ndim and len(leaf) == count]
+    return torch.cat([tensor.detach().reshape(count, -1) for tensor in tensors], 1)
 
 
 def _annotate(result: Result, facts: ProbeFacts) -> Result:

@@ -82,6 +82,70 @@ def describe_dependence(
     return ""
 
 
+def describe_outputs(rows: Callable[[Tensor], Tensor], samples: Tensor, together: Tensor) -> str:
+    """Describe why a model's outputs are no function of their own sample; return "" if they are.
+
+    A pair of samples is run in both orders, in the same memory, and the first and the last sample
+    alone. Only where a result differs from that in the whole batch, `check_memory` and
+    `describe_dependence` look for the reason.
+
+    Parameters
+    ----------
+    rows : callable
+        Maps samples (m, ...) to their results (m, k), and may modify the samples.
+    samples : tensor of shape (n, ...)
+    together : tensor of shape (n, k)
+        Results of the samples as one batch.
+
+    Raises
+    ------
+    RemembersOutputs
+
+    Examples
+    --------
+    >>> x = torch.arange(3.0)[:, None]
+    >>> describe_outputs(torch.square, x, x.square()), describe_outputs(lambda x: x[:1] + x, x, x)
+    ('', "a sample's results depend on the other samples of its batch")
+    """
+    pair = torch.cat([samples[:1], other_samples(samples)[0]])
+    if _agree_in_small_batches(rows, samples, pair, together):
+        return ""
+    if dependence := check_memory(rows, pair):
+        return dependence
+    again = rows(samples.clone())
+    if together.shape != again.shape or not _close(again, together, PAIR_TOLERANCE_EPS):
+        return CHANGES
+    return describe_dependence(lambda samples: rows(samples.clone()), samples, len(samples), 2)
+
+
+def _agree_in_small_batches(
+    rows: Callable[[Tensor], Tensor], samples: Tensor, pair: Tensor, together: Tensor
+) -> bool:
+    """Return True if the results of a pair and of single samples are those in the whole batch.
+
+    Three sizes of batches, since a model may know the results of one from an earlier call.
+    """
+    buffer = pair.clone()
+
+    def run(samples: Tensor) -> Tensor:
+        return rows(buffer[: len(samples)].copy_(samples)).clone()
+
+    try:
+        first = run(pair)
+        swapped = run(pair.flip(0))
+        alone = [run(samples[index : index + 1]) for index in (0, len(samples) - 1)]
+        columns = {result.shape[1:] for result in (together, first, swapped, *alone)}
+        return (
+            len(columns) == 1
+            and _close(swapped, first.flip(0), PAIR_TOLERANCE_EPS)
+            and _close(first[:1], together[:1], GROUP_TOLERANCE_EPS)
+            and _close(alone[0], together[:1], GROUP_TOLERANCE_EPS)
+            and _close(alone[1], together[-1:], GROUP_TOLERANCE_EPS)
+        )
+    except Exception:  # A network may accept no single samples.
+        return False
+
+
 class RemembersOutputs(Undefined):
     """A model's results depend on what it computed before."""
 

@@ -29,6 +29,9 @@ CPU_BATCH_BYTES = 256 * 2**20
 zeroes their memory (benchmarks/batches_on_the_cpu.py)."""
 MIN_LIMITED = 2**18
 """Number of elements in a batch below which it isn't worth estimating its memory by default."""
+MIN_LIMITED_SAMPLES = 32
+"""Number of forward passes of one sample up to which limiting a batch by default costs more than it
+saves: the estimate and the check of independence take fifteen."""
 OVERHEAD_BYTES = 32 * 2**20
 """Memory for allocator and threads, in addition to tensors (benchmarks/memory_of_a_trace.py)."""
 
@@ -266,7 +269,7 @@ class SampleLimit:
         # At least two samples, since a network might drop a batch axis of size 1.
         if memory is not None:
             self.remember(max(2, memory // (times * bytes_per_sample(model, batch[:2]))))
-        elif sizes is not None and batch.device.type == "cpu" and batch.numel() >= MIN_LIMITED:
+        elif sizes is not None and _is_limited_by_default(batch, times):
             # A network that only accepts whole batches isn't limited.
             with contextlib.suppress(Exception):
                 size = times * bytes_per_sample(model, batch[:2])
@@ -280,6 +283,11 @@ class SampleLimit:
     def remember(self, limit: int) -> None:
         """Set the limit for later batches and passes."""
         self._sizes[self._key] = limit
+
+
+def _is_limited_by_default(batch: Tensor, times: int) -> bool:
+    is_large = batch.numel() >= MIN_LIMITED and times * len(batch) > MIN_LIMITED_SAMPLES
+    return is_large and batch.device.type == "cpu"
 
 
 T = TypeVar("T")

@@ -112,6 +112,10 @@ class ProbePass:
     resources : Resources
     step : callable
         To be called `Probe.steps` times.
+    check_samples : callable
+        Checks that the model's outputs are a function of their own sample, given a few samples and
+        the output for them, or None if it is unknown. Called before `Probe.observe`, unless the
+        probe declares `Probe.checks_samples`.
     """
 
     model: nn.Module
@@ -120,6 +124,7 @@ class ProbePass:
     listeners: Sequence[Listener]
     resources: Resources
     step: OnStep = lambda: None
+    check_samples: Callable[[Tensor, object], None] = lambda samples, output: None
 
     def show(self, observation: object) -> None:
         """Pass an observation to every listener."""
@@ -189,6 +194,8 @@ class Probe(ABC):
         probe, results have a remark.
     runs_samples : bool
         False if the network is not run on samples, so that noise in it changes nothing.
+    checks_samples : bool
+        True if the probe calls `ProbePass.check_samples`, with an output that it needs anyway.
 
     Examples
     --------
@@ -211,6 +218,7 @@ class Probe(ABC):
     shows_on_cpu: ClassVar[bool] = False
     needs_function: ClassVar[bool] = False
     runs_samples: ClassVar[bool] = True
+    checks_samples: ClassVar[bool] = False
 
     def steps(self, samples: int, options: ProbeOptions) -> int:
         """Return the number of steps of an observation, for progress."""

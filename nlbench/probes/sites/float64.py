@@ -51,11 +51,15 @@ class Float64Comparison(NamedTuple):
         Names of the sites where float32 is not sufficient.
     problem : str
         Reason why a float32 model can't be compared.
+    output : object
+        The model's output for the first samples in float32; None if it was not run on all of them
+        at once.
     """
 
     copy: nn.Module | None = None
     sites: Sequence[str] = ()
     problem: str = ""
+    output: object = None
 
 
 def compare_with_float64(
@@ -76,17 +80,16 @@ def compare_with_float64(
     try:
         with preserve_rng_state(device):
             before = rng_state(device)
-            pair, others = first_samples[:2], first_samples[2:]
-            rows = _rows_at_sites(model, pair, options)
-            other_rows = _rows_at_sites(model, others, options) if len(others) else {}
+            pair = first_samples[:2]
+            rows, other_rows, output = _float32_rows(model, first_samples, options)
             if rng_state(device) != before:
-                return Float64Comparison(problem="the network draws random numbers")
+                return Float64Comparison(problem="the network draws random numbers", output=output)
     except Exception as error:
         # The pass over all samples raises it again, unless only the small batch causes it.
         return Float64Comparison(problem=str(error).partition("\n")[0])
     # A copy that fills the device would leave no memory to run the model.
     if sum(8 * tensor.numel() for tensor in tensors_of(model)) > available_memory(device) / 2:
-        return Float64Comparison(problem="too little memory for a copy of the model")
+        return Float64Comparison(problem="too little memory for a copy of the model", output=output)
     try:
         with preserve_rng_state(device):
             copy = double_copy(model)
@@ -94,9 +97,9 @@ def compare_with_float64(
             exact = _rows_at_sites(copy, pair, options)
     except Exception as error:
         # An operation may not support float64, or the copy may not fit into memory.
-        return Float64Comparison(problem=str(error).partition("\n")[0])
+        return Float64Comparison(problem=str(error).partition("\n")[0], output=output)
     sites = unresolved_sites(rows, exact, other_rows)
-    return Float64Comparison(copy, sites) if sites else Float64Comparison()
+    return Float64Comparison(copy if sites else None, sites, output=output)
 
 
 def _computes_in_float32(model: nn.Module, samples: Tensor) -> bool:
@@ -107,6 +110,57 @@ def _computes_in_float32(model: nn.Module, samples: Tensor) -> bool:
         return False
     is_tf32 = device.type == "cuda" and "tf32" in float32_precision(device).values()
     return not is_tf32 and not torch.is_autocast_enabled(device.type)
+
+
+def _float32_rows(
+    model: nn.Module, samples: Tensor, options: Mapping[str, Any]
+) -> tuple[_Rows, _Rows, object]:
+    """Return the rows of the first two samples, those of the others, and the output for all.
+
+    The output is None if the samples are not run at once, since memory is limited or the sample of
+    a row is unknown.
+    """
+    pair, others = samples[:2], samples[2:]
+    if options["memory"] is None:
+        outputs: list[object] = []
+        hook = model.register_forward_hook(lambda module, args, output: outputs.append(output))
+        try:
+            rows = _SplitRows(len(samples))
+            observe_sites(model, [samples], rows.add, **options)
+        finally:
+            hook.remove()
+        if len(outputs) == 1 and rows.is_complete:
+            return rows.first, rows.others if len(others) else {}, outputs[0]
+    other_rows = _rows_at_sites(model, others, options) if len(others) else {}
+    return _rows_at_sites(model, pair, options), other_rows, None
+
+
+class _SplitRows:
+    """The rows of a batch's first two samples, and those of its other samples.
+
+    Attributes
+    ----------
+    is_complete : bool
+        False if there are rows whose sample is unknown.
+    """
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+        self.first: _Rows = {}
+        self.others: _Rows = {}
+        self.is_complete = True
+
+    def add(self, observation: SiteBatch) -> None:
+        """Add the rows of one place."""
+        x, y, owners = observation.x, observation.y, observation.owners
+        if owners is None and len(x) == self._samples:
+            owners = torch.arange(self._samples, device=x.device)
+        if owners is not None:
+            is_first = owners < 2
+            self.first[observation.place] = x[is_first], y[is_first]
+            self.others[observation.place] = x[~is_first], y[~is_first]
+        elif len(x) > 1:  # A single row is the same for all samples.
+            self.is_complete = False
 
 
 def _rows_at_sites(model: nn.Module, samples: Tensor, options: Mapping[str, Any]) -> _Rows:

@@ -70,6 +70,7 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
     }
     first_samples = samples.inputs[:COMPARED_SAMPLES].to(resources.device)
     comparison = compare_with_float64(model, first_samples, arguments)
+    probe_pass.check_samples(first_samples, comparison.output)
     copy = comparison.copy
     model = model if copy is None else copy
 

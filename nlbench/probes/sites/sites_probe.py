@@ -22,6 +22,7 @@ class Sites(LazyProbe):
     description = "input and output of every activation call, block or other module"
     home = "nlbench.probes.sites.listeners"
     shows_on_cpu = True
+    checks_samples = True
     options: ClassVar[Mapping[str, Option]] = {
         "of": Option(
             "activations",
