@@ -18,15 +18,22 @@ LIBRARIES = ["torch", "torchvision", "pandas", "scipy.stats", "sklearn.datasets"
 FORKS.set_forkserver_preload([*LIBRARIES, "matplotlib.figure", "nlbench.execution.unit_runner"])
 
 
+def _pipe_without_reader():
+    reading, writing = os.pipe()
+    os.close(reading)
+    return os.fdopen(writing, "wb")
+
+
 def _run(arguments, cwd, environment, paths, out, error, script):
     os.setsid()
     for path, handle in ((out, 1), (error, 2)):
-        with Path(path).open("wb") as file:
+        with Path(path).open("wb") if path else _pipe_without_reader() as file:
             os.dup2(file.fileno(), handle)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    sys.stdout.reconfigure(encoding=environment.get("PYTHONIOENCODING", "utf-8"))
+    encoding = environment.get("PYTHONIOENCODING", "utf-8")
+    sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
     sys.path[:0] = map(str, paths)
     sys.argv = [script or "nlbench", *arguments]
     if script:
@@ -41,14 +48,14 @@ def _run(arguments, cwd, environment, paths, out, error, script):
 def running(*arguments, cwd, out, error, paths=(), environment=None, script=None):
     """Run ``nlbench ARGUMENTS`` during the block, with output to the files ``out`` and ``error``.
 
-    With ``script``, that Python file runs instead. The process leads its own process group.
+    If ``out`` is None, standard output is a pipe that nobody reads. With ``script``, that Python file runs instead. The process leads its own process group.
     """
     environment = {**os.environ, "NO_COLOR": "1", **(environment or {})}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, *sys.path]))
     arguments = [str(argument) for argument in arguments]
     process = FORKS.Process(
         target=_run,
-        args=(arguments, str(cwd), environment, paths, str(out), str(error), script),
+        args=(arguments, str(cwd), environment, paths, out and str(out), str(error), script),
     )
     process.start()
     try:
@@ -58,11 +65,16 @@ def running(*arguments, cwd, out, error, paths=(), environment=None, script=None
         process.join()
 
 
-def call(*arguments, cwd, **options):
-    """Run ``nlbench ARGUMENTS`` like `subprocess.run`, with the options of `running`."""
+def call(*arguments, cwd, is_read=True, **options):
+    """Run ``nlbench ARGUMENTS`` like `subprocess.run`, with the options of `running`.
+
+    Unless ``is_read``, nobody reads its standard output.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        files = Path(folder, "out"), Path(folder, "error")
-        with running(*arguments, cwd=cwd, out=files[0], error=files[1], **options) as process:
+        out, error = Path(folder, "out"), Path(folder, "error")
+        out.touch()
+        options |= {"out": out if is_read else None, "error": error}
+        with running(*arguments, cwd=cwd, **options) as process:
             process.join()
-        out, error = (file.read_text(encoding="utf-8") for file in files)
-        return subprocess.CompletedProcess(arguments, process.exitcode, out, error)
+        texts = (file.read_text(encoding="utf-8") for file in (out, error))
+        return subprocess.CompletedProcess(arguments, process.exitcode, *texts)

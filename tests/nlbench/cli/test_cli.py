@@ -35,16 +35,6 @@ def nlbench_run(*arguments, cwd, env=None):
     )
 
 
-def run_without_reader(*arguments, cwd):
-    """Run a command whose output nobody reads."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "w") as nowhere:
-        return subprocess.run(
-            [NLBENCH, *arguments], cwd=cwd, stdout=nowhere, stderr=subprocess.PIPE, text=True
-        )
-
-
 @pytest.fixture
 def here(tmp_path, monkeypatch, capfd):
     """The command line without a process of its own, in an empty folder."""
@@ -263,14 +253,14 @@ def test_an_output_below_a_file_is_one_line(here, tmp_path):
 
 def test_broken_pipe_ends_quietly_with_everything_written(tmp_path):
     options = ("--measures", "r2", "--samples", "64", "--out", "r", "--progress", "none")
-    done = run_without_reader("run", *options, cwd=tmp_path)
+    done = call("run", *options, cwd=tmp_path, is_read=False)
     assert (done.returncode, done.stderr) == (141, "")
     assert (tmp_path / "r" / "report.html").is_file()
 
 
 @pytest.mark.parametrize("command", ["list measures", "compare runs/first runs/first", "--help"])
 def test_closed_output_ends_quietly_with_status_141(command, first):
-    done = run_without_reader(*command.split(), cwd=first[0])
+    done = call(*command.split(), cwd=first[0], is_read=False)
     assert (done.returncode, done.stderr) == (141, "")
 
 
