@@ -34,6 +34,7 @@ from nlbench.introspection.model_state import evaluation_mode, preserve_attribut
 from nlbench.introspection.precision import without_autocast
 from nlbench.introspection.process_state import Changes, restored_thread_state
 from nlbench.introspection.random_state import RandomStream, preserve_rng_state
+from nlbench.introspection.refused_inputs import describe_refusal
 from nlbench.measure import Measure, Result, Value
 from nlbench.measure.contract import validated_result
 from nlbench.options import OptionValue
@@ -301,10 +302,9 @@ class Pass:
                     feed.result = with_remark(feed.result, "batches in the order of a stream")
             feed.release()
         in_forward = [f for f in feeds if _FORWARD in f.traceback and not f.is_out_of_memory]
-        refused = _refused_size(subject, device, self.changes) if in_forward else ""
-        for feed in in_forward if refused else ():
-            feed.result = Result.missing("undefined", refused)
-            feed.traceback = ""
+        cause = _forward_failure(subject, device, self.changes) if in_forward else None
+        for feed in in_forward if cause else ():
+            feed.result = cause
         return feeds
 
 
@@ -322,28 +322,33 @@ def _checked(model: nn.Module, device: torch.device, changes: Changes) -> Iterat
         yield
 
 
-def _refused_size(subject: Subject, device: torch.device, changes: Changes) -> str:
-    """Describe a number of samples on which a model can't be run, although it can on all of them.
+def _forward_failure(subject: Subject, device: torch.device, changes: Changes) -> Result | None:
+    """Return the result for a model that can't be run on all samples, or not on some of them.
 
-    Return an empty text if there is none.
+    Return None if it can, or if nothing more is known than the error's message.
     """
     count = len(subject.inputs)
+    model = subject.model
 
-    def error_for(size: int) -> str:
+    def error_for(size: int) -> Exception | None:
         try:
-            subject.model(subject.inputs[:size].to(device, copy=True))
+            model(subject.inputs[:size].to(device, copy=True))
         except Exception as error:
-            return first_line(error)
-        return ""
+            return error
+        return None
 
-    with _checked(subject.model, device, changes):
-        if subject.is_indivisible or error_for(count):
-            return ""
+    with _checked(model, device, changes):
+        error = error_for(count)
+        if error is not None:
+            reason = describe_refusal(model, error)
+            return Result.missing("failed", f"the inputs don't fit: {reason}") if reason else None
+        if subject.is_indivisible:
+            return None
         for size in range(1, min(count, MAX_GROUP_SIZE + 1)):
-            error = error_for(size)
-            if error:
-                return f"the network can be run on {count} samples, but not on {size}: {error}"
-    return ""
+            if error := error_for(size):
+                reason = f"the network can be run on {count} samples, but not on {size}"
+                return Result.missing("undefined", f"{reason}: {first_line(error)}")
+    return None
 
 
 class _SampleCheck:

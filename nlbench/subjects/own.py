@@ -10,6 +10,7 @@ import contextlib
 import copy
 import glob
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -38,6 +39,11 @@ class OwnModels(Family):
 
     def claim(self, name: str) -> str:
         """Return the complete reference: a file alone gets the name of its only network."""
+        if not name.endswith(".py") and os.path.isfile(name):  # noqa: PTH113
+            raise RequestError(
+                f"{shorten(name)} is no Python file; name the network, {FORMS}, and if this file "
+                "holds its weights, add --weights"
+            )
         if not is_reference(name) and not name.startswith(("./", "../", "/", "~")):
             return ""
         source, attribute = split_reference(name)

@@ -14,6 +14,7 @@ import pickle
 import re
 import struct
 import warnings
+import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -190,10 +191,12 @@ def _read_torch(path: Path) -> Any:
         ) from error
     except Exception as error:
         # A damaged pickle or archive may raise almost any error.
-        if "TorchScript" in str(error):
-            raise RequestError(
-                f"{path} is refused: it is a TorchScript program, expected a state dict"
-            ) from error
+        kind = "a TorchScript program" if "TorchScript" in str(error) else ""
+        with contextlib.suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as archive:
+            if any(name.endswith("/archive_format") for name in archive.namelist()):
+                kind = "an exported program"
+        if kind:
+            raise RequestError(f"{path} is refused: it is {kind}, expected a state dict") from error
         raise RequestError(
             f"{path} is not a PyTorch file, or truncated or damaged: {_reason(error)}"
         ) from error

@@ -493,3 +493,12 @@ def test_mappings_are_measured(folder):
     run = nlbench.run(request, folder / "run")
     assert [record.result.status for record in run.records] == ["ok"] * 3
     assert "inputs x, scale" in run.records[0].subject.preprocessing
+
+
+@pytest.mark.parametrize("name", ["net.pt", "net.safetensors", "notes.txt"])
+def test_a_file_without_a_network_is_told_from_an_unknown_name(folder, name):
+    Path(name).write_bytes(b"PK")
+    with pytest.raises(
+        RequestError, match=f"{name} is no Python file; name the network.*--weights"
+    ):
+        registry.find("models", name)

@@ -179,6 +179,12 @@ def test_a_torchscript_program_is_refused(tmp_path):
         assert_refused(tmp_path / "net.pt", "it is a TorchScript program")
 
 
+def test_an_exported_program_is_refused(tmp_path):
+    program = torch.export.export(linear(), (torch.zeros(1, 3),))
+    torch.export.save(program, tmp_path / "net.pt2")
+    assert_refused(tmp_path / "net.pt2", "it is an exported program, expected a state dict")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
