@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nlbench.introspection.batch_independence import row_order
 from nlbench.introspection.function_calls import unobserved_calls
 
-from .places_and_rows import RowPolicy
+from .sites_probe import RowPolicy
 
 SEED = 0
 
