@@ -23,8 +23,7 @@ import nlbench
 from nlbench.errors import RequestError
 from nlbench.reports.page import render_page
 from nlbench.request import ExecutionOptions
-from nlbench.store.merge import merge_runs
-from nlbench.store.run import Run
+from nlbench.store.run import Run, merge_runs
 
 FOLDER = Path(__file__).with_name("leaderboard")
 WORK = Path(__file__).parents[1] / "runs" / "leaderboard"

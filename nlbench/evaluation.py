@@ -19,13 +19,12 @@ from nlbench.cells import Cell, SubjectPlan
 from nlbench.errors import RequestError, nearest, shorten
 from nlbench.execution.machine import describe_machine
 from nlbench.execution.unit_runner import records_of
-from nlbench.introspection.exclusive import one_measurement
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.introspection.pytree import object_parts
 from nlbench.introspection.random_state import preserve_rng_state
-from nlbench.introspection.threads import default_threads, torch_threads
+from nlbench.introspection.threads import default_threads, one_measurement, torch_threads
 from nlbench.introspection.wrappers import unwrapped
 from nlbench.measure import Measure
 from nlbench.options import Settings

@@ -1,10 +1,12 @@
-"""Exports of a package that are imported on first use."""
+"""Imports on first use, and without garbage collection."""
 
 from __future__ import annotations
 
 import ast
+import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module, util
 from types import ModuleType
 from typing import Any
@@ -48,3 +50,18 @@ def _exported_names(package: str) -> dict[str, str]:
         for alias in node.names
         if alias.asname
     }
+
+
+@contextmanager
+def fast_imports() -> Iterator[None]:
+    """Import without garbage collection, and exclude all existing objects from later collections.
+
+    Imported modules never become garbage. Collecting would take up a fifth of ``nlbench --help``
+    and 0.3 s of a command that imports PyTorch.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

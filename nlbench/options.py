@@ -7,7 +7,6 @@ file and arguments of `nlbench.Request` are all declared and validated with `Opt
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -255,10 +254,6 @@ class _Kind:
     read: Callable[[Sequence[str], str], Any] | None = None
 
 
-def _read_names(texts: Sequence[str], _: str) -> list[str]:
-    return list(itertools.chain.from_iterable(map(parse_names, texts))) or [""]
-
-
 def _read_paths(texts: Sequence[str], label: str) -> list[str]:
     return [path for text in texts for path in parse_paths(text, label)] or [""]
 
@@ -269,7 +264,7 @@ _KINDS: Mapping[str, _Kind] = {
     "number": _Kind("a number", Option._number),
     "text": _Kind("text", Option._text),
     "size": _Kind(SIZE_TEXT, Option._size),
-    "names": _Kind("names", Option._names, _read_names),
+    "names": _Kind("names", Option._names, lambda texts, _: parse_names(",".join(texts)) or [""]),
     "paths": _Kind("trained, init, auto or a checkpoint's path", Option._names, _read_paths),
     "seeds": _Kind(SEEDS_TEXT, Option._seeds, parse_seeds),
     "settings": _Kind("a table", Option._settings, parse_settings),

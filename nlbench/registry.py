@@ -296,7 +296,8 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
         if family and not matches:
             matches = [f"{prefix}/{member}" for member in family.matches(members)]
         if not matches and not family:
-            matches = _claimed_matches(group, pattern)
+            claiming = (e.family for e in families(group).values() if e.family)
+            matches = [n for f in claiming if f.claimed_form for n in f.matches(pattern)]
         if not matches:
             is_open = family is not None and not family.costly and not listed
             hint = f"; {family.description}" if family and is_open else nearest(pattern, names)
@@ -320,12 +321,6 @@ def _without_questions(patterns: Iterable[str]) -> Iterator[str]:
             raise RequestError(
                 f"there is no question '{shorten(pattern)}'{nearest(pattern, known)}"
             )
-
-
-def _claimed_matches(group: str, pattern: str) -> list[str]:
-    """Return the members that a glob matches without the name of their family, such as paths."""
-    listed = [entry.family for entry in families(group).values() if entry.family]
-    return [name for family in listed if family.claimed_form for name in family.matches(pattern)]
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:

@@ -16,19 +16,18 @@ from pathlib import Path
 import torch
 
 from nlbench.cells import Cell, Plan
-from nlbench.config_file import write_request
 from nlbench.errors import NlbenchError, RequestError
 from nlbench.execution.devices import resolve_device
 from nlbench.execution.executors import execute
 from nlbench.execution.machine import describe_machine, describe_machine_in_subprocess
+from nlbench.execution.supervisor import WorkerPool
 from nlbench.execution.work_units import units_of
-from nlbench.execution.worker_pool import WorkerPool
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.introspection.process_state import foreign_changes, restored_process_state
 from nlbench.introspection.threads import default_threads, torch_threads
 from nlbench.plan import make_plan
 from nlbench.progress import Progress, ProgressMonitor
-from nlbench.request import ExecutionOptions, Request
+from nlbench.request import ExecutionOptions, Request, write_request
 from nlbench.signals import check_interruption, interruptible
 from nlbench.store.consistency import changed_sources, changed_subject, recorded_facts
 from nlbench.store.manifest import make_manifest

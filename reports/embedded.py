@@ -20,7 +20,7 @@ import pandas as pd
 
 from nlbench.errors import RequestError
 from nlbench.serialization.files import read_text
-from nlbench.store.table import COLUMNS
+from nlbench.store.run_folder import COLUMNS
 
 from .estimates import change
 from .fingerprint import Scale, level_name

@@ -21,8 +21,7 @@ from sphinx.application import Sphinx
 
 import nlbench
 from nlbench import registry
-from nlbench.conformance.derived_measures import check_invariances
-from nlbench.conformance.trial import Trial
+from nlbench.conformance.checks import Trial, check_invariances
 from nlbench.measure import INVARIANCES, Measure
 from nlbench.options import resolve_options
 from nlbench.plugin_loading import load_measure

@@ -13,8 +13,7 @@ import torch
 from PIL import Image
 
 import nlbench
-from nlbench.subjects.build import build_model
-from nlbench.subjects.load import load_dataset
+from nlbench.subjects.load import build_model, load_dataset
 
 folder = Path("runs/own")
 folder.mkdir(parents=True, exist_ok=True)

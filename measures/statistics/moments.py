@@ -33,8 +33,7 @@ from .samples import (
 )
 
 if TYPE_CHECKING:
-    from nlbench.probes.sites.shared import Pair
-    from nlbench.probes.sites.site import SiteBatch
+    from nlbench.probes.sites.site import Pair, SiteBatch
 
 
 @dataclass(frozen=True)

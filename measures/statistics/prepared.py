@@ -29,7 +29,7 @@ from .samples import (
 )
 
 if TYPE_CHECKING:
-    from nlbench.probes.sites.shared import Pair
+    from nlbench.probes.sites.site import Pair
 
 
 # Range of samples whose fourth powers, as well as those of small differences and sums of many, are

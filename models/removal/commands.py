@@ -158,7 +158,7 @@ def remove(
         registry.expand(group, [name])
     arguments, options, settings = split_subject_options(setting or [], model, data)
     from nlbench.execution.devices import resolve_device
-    from nlbench.probes.sites.places_and_rows import parse_places
+    from nlbench.probes.sites.sites_probe import parse_places
     from nlbench.progress import create_progress
     from nlbench.subjects.load import load_subject
     from nlbench.subjects.spec import SubjectSpec

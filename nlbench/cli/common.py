@@ -58,9 +58,8 @@ def split_subject_options(
     >>> split_subject_options(["text.windows=9"], "vgg8", "text/python")
     ((), (('windows', '9'),), {})
     """
-    from nlbench.subjects.arguments import MODEL_OWNER, OUTPUT, resolve_arguments
     from nlbench.subjects.data import dataset_info, settings_owners
-    from nlbench.subjects.model import declared_info
+    from nlbench.subjects.model import MODEL_OWNER, OUTPUT, declared_info, resolve_arguments
 
     settings = parse_settings(texts, "--set")
     # Options of one dataset ("text/python") override those of its family ("text").

@@ -1,22 +1,27 @@
 """``nlbench list``."""
 
+import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from nlbench import registry
-from nlbench.errors import RequestError
+from nlbench.errors import NlbenchError, RequestError, error_text
 from nlbench.question import plain_text
 from nlbench.request import AUTO_DATA
 from nlbench.source_facts import measure_facts
 
 from .common import name_completer, note, print_table, split_names, subject_options
 from .parameters import JsonFlag
+
+if TYPE_CHECKING:
+    from nlbench.subjects.data import Data
 
 
 class Listing(StrEnum):
@@ -192,8 +197,6 @@ def _traceability_rows(names: list[str], data: str) -> list[dict[str, Any]]:
         from nlbench.subjects.load import load_dataset
         from nlbench.subjects.model import default_data
 
-        from .traceability import traceability
-
         bar.begin(len(names))
         datasets: dict[str, list[str]] = {}
         for name in names:
@@ -250,3 +253,83 @@ def _site_rows(model: str | None, data: str, of: str, settings: list[str]) -> li
         }
         for site in list_sites(network, inputs, of=of)
     ]
+
+
+def traceability(
+    names: Iterable[str], dataset: "Data", step: Callable[[str], None] = lambda name: None
+) -> list[dict[str, Any]]:
+    """Determine whether each model can be traced exactly and, if not, why not.
+
+    Each model is built for the dataset's input shape or, if it rejects that, for its builder's
+    default input shape. If possible, it is built on PyTorch's ``meta`` device, so that large
+    models take no longer than small ones. If a model can't be built or run, its row contains the
+    error. `step` is called with each name before the model is built.
+    """
+    rows = []
+    for name in names:
+        step(name)
+        try:
+            shape, reason = _untraceable_reason(name, dataset)
+            answer = "no" if reason else "yes"
+        except (Exception, SystemExit) as error:
+            # A model may raise any exception, which must not abort the listing.
+            shape, answer, reason = (), "unknown", error_text(error)
+        size = "×".join(map(str, shape))
+        rows.append({"name": name, "traceable": answer, "input": size, "reason": reason})
+    return rows
+
+
+def _untraceable_reason(name: str, dataset: "Data") -> tuple[tuple[int, ...], str]:
+    import torch
+
+    from nlbench.probes.lines import untraceable_reason
+
+    first_error: NlbenchError | None = None
+    for shape in _input_shapes(name, dataset):
+        # A placeholder for a dataset with that input shape.
+        stand_in = SimpleNamespace(
+            name=dataset.name,
+            shape=shape,
+            classes=dataset.classes,
+            sample=lambda count, shape=shape: SimpleNamespace(inputs=torch.zeros(count, *shape)),
+        )
+        try:
+            model = _build_without_weights(name, stand_in)
+        except NlbenchError as error:
+            first_error = first_error or error
+            continue
+        return shape, untraceable_reason(model, torch.zeros(1, *shape))
+    assert first_error is not None
+    raise first_error
+
+
+def _build_without_weights(name: str, dataset: Any) -> Any:
+    import torch
+
+    from nlbench.subjects.load import build_model
+
+    try:
+        with torch.device("meta"):
+            return build_model(name, dataset, seed=0)
+    except NlbenchError:
+        raise
+    except Exception:
+        # Some builders compute with the weights, which have no values on the meta device.
+        return build_model(name, dataset, seed=0)
+
+
+def _input_shapes(name: str, dataset: "Data") -> Iterator[tuple[int, ...]]:
+    """Yield the dataset's input shape, then the builder's default shape."""
+    yield tuple(dataset.shape)
+    try:
+        parameters = inspect.signature(registry.load("models", name)).parameters
+    except (TypeError, ValueError):
+        return
+    missing = SimpleNamespace(default=None)
+    shape = parameters.get("input_shape", missing).default
+    side = parameters.get("image_size", missing).default
+    channels = parameters.get("in_channels", missing).default
+    if isinstance(shape, tuple):
+        yield shape
+    elif isinstance(side, int) and isinstance(channels, int):
+        yield (channels, side, side)

@@ -13,7 +13,7 @@ def merge(
     out: Annotated[str, typer.Option("--out", "-o", help="Folder for the new run.")],
 ) -> None:
     """Merge the cells of several runs into a new run, leaving the originals unchanged."""
-    from nlbench.store.merge import merge_runs
+    from nlbench.store.run import merge_runs
 
     result = merge_runs(runs, parse_folder(out))
     counts = ", ".join(f"{n} {status}" for status, n in result.manifest["cells"].items())

@@ -1,6 +1,7 @@
 """``nlbench plane``."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -112,7 +113,7 @@ def plane(
     if run:
         suffixes = (f"{name}-{value}" for name, value in options)
         parts = model, label, str(seed), data, *suffixes, split, *map(str, numbers)
-        files.append(run / "planes" / f"{'-'.join(_filename_part(part) for part in parts)}.png")
+        files.append(run / "planes" / f"{re.sub('[^A-Za-z0-9]', '-', '-'.join(parts))}.png")
     for file in files:
         make_folder(file.parent)
         draw(picture, file, names, caption)
@@ -137,10 +138,6 @@ def _picture_file(out: str | None) -> Path:
     if os.path.lexists(file):
         raise RequestError(f"--out: {file} already exists; choose another name")
     return file
-
-
-def _filename_part(text: str) -> str:
-    return "".join(c if c.isascii() and c.isalnum() else "-" for c in text)
 
 
 def _sample_numbers(samples: str) -> list[int]:

@@ -17,12 +17,12 @@ import typer
 
 from nlbench import registry
 from nlbench.errors import RequestError
+from nlbench.lazy import fast_imports
 from nlbench.options import Option
 from nlbench.request import AUTO_DATA, ExecutionOptions, Request, RunOptions, options_of
 from nlbench.signals import check_interruption
 
 from .common import Interrupted, command_line, name_completer, numbered, parse_folder, show_run
-from .imports import fast_imports
 
 if TYPE_CHECKING:
     from nlbench.runner import Preview
@@ -154,7 +154,7 @@ def _field_values(config: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
     """Merge the values from the config file and the flags; flags take precedence."""
     values: dict[str, Any] = {}
     if config:
-        from nlbench.config_file import read_config
+        from nlbench.request import read_config
 
         values = read_config(config)
     for name, option in _OPTIONS.items():

@@ -124,11 +124,8 @@ def details(group: str, name: str) -> str:
     doc = doc or registry.describe(registry.find(group, name))
     text = inspect.cleandoc(doc or "(no description)")
     lines = {"measures": _measure, "models": _model, "datasets": _dataset, "recipes": _recipe}
-    return "\n".join([title, "", _without_markup(text), "", *lines[group](name, plugin)])
-
-
-def _without_markup(text: str) -> str:
-    return re.sub(r":math:`([^`]*)`", r"\1", text.replace(".. math::\n\n", ""))
+    text = re.sub(r":math:`([^`]*)`", r"\1", text.replace(".. math::\n\n", ""))
+    return "\n".join([title, "", text, "", *lines[group](name, plugin)])
 
 
 def _measure(name: str, measure: Any) -> Iterator[str]:

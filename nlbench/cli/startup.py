@@ -7,9 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from nlbench.introspection.allocator import keep_freed_memory
+from nlbench.lazy import fast_imports
 from nlbench.signals import ignore_interruptions, interruptible, interruptions_first
-
-from .imports import fast_imports
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs

@@ -1,6 +1,5 @@
 """The checks of ``nlbench check-measure``, for measures of any probe."""
 
-from .checks import check_measure
-from .trial import Check
+from .checks import Check, check_measure
 
 __all__ = ["Check", "check_measure"]

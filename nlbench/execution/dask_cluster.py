@@ -23,9 +23,14 @@ from nlbench.serialization.fields import from_plain, to_plain
 from nlbench.signals import uninterrupted
 from nlbench.store.record import Record
 
-from .supervisor import START_SECONDS
+from .supervisor import (
+    START_SECONDS,
+    WorkerPool,
+    end_idle_workers,
+    keep_supervisor,
+    take_supervisor,
+)
 from .work_units import Event, Unit, from_message, split_by_probe, to_message
-from .worker_pool import WorkerPool, end_idle_workers, keep_supervisor, take_supervisor
 
 
 def measure_on_cluster(units: Sequence[Unit], pool: WorkerPool) -> Generator[Record | Event]:

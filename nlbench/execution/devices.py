@@ -1,7 +1,12 @@
-"""Device names and GPU synchronisation."""
+"""Device names, GPU synchronisation, and the time and memory of a block of code."""
 
 from __future__ import annotations
 
+import contextlib
+import time
+from pathlib import Path
+
+import psutil
 import torch
 
 from nlbench.errors import RequestError
@@ -48,3 +53,49 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+_STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class CostMeter:
+    """Measure the time and peak memory since construction.
+
+    Examples
+    --------
+    >>> costs = CostMeter(torch.device("cpu")).read()
+    >>> sorted(costs)
+    ['peak_memory', 'wall_seconds']
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        synchronize(device)
+        self._start = time.perf_counter()
+        with contextlib.suppress(OSError):
+            # Writing 5 resets the peak (see proc(5)); other systems report the process's peak.
+            _CLEAR_REFS.write_text("5")
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def read(self) -> dict[str, float]:
+        """Return the elapsed time in seconds and the peak memory in bytes."""
+        synchronize(self._device)
+        costs: dict[str, float] = {
+            "wall_seconds": round(time.perf_counter() - self._start, 6),
+            "peak_memory": _peak_memory(),
+        }
+        if self._device.type == "cuda":
+            costs["peak_device_memory"] = torch.cuda.max_memory_allocated(self._device)
+        return costs
+
+
+def _peak_memory() -> int:
+    try:
+        for line in _STATUS.read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    memory = psutil.Process().memory_info()
+    return int(getattr(memory, "peak_wset", memory.rss))

@@ -14,9 +14,9 @@ from nlbench.store.record import Record
 
 from .dask_cluster import measure_on_cluster
 from .processes import measure_in_processes
+from .supervisor import WorkerPool
 from .unit_runner import UnitRunner
 from .work_units import Event, Unit
-from .worker_pool import WorkerPool
 
 
 def execute(

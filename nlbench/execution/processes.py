@@ -12,9 +12,16 @@ from typing import Any, TypeVar
 from nlbench.errors import RequestError, system_text
 from nlbench.store.record import Record
 
-from .supervisor import Supervisor, UnitCancelled, WorkerCrash
+from .supervisor import (
+    Supervisor,
+    UnitCancelled,
+    WorkerCrash,
+    WorkerPool,
+    release_supervisor,
+    supervising_threads,
+    take_supervisor,
+)
 from .work_units import Event, Unit, split_by_probe
-from .worker_pool import WorkerPool, release_supervisor, supervising_threads, take_supervisor
 
 
 def measure_in_processes(units: Sequence[Unit], pool: WorkerPool) -> Generator[Record | Event]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,10 +33,9 @@ from nlbench.store.consistency import changed_subject
 from nlbench.store.manifest import now
 from nlbench.store.record import Record, RecordedMachine, RecordedMeasure, reading_problem
 from nlbench.subjects.load import load_subject
-from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.subject import Subject
 
-from .cost_meter import CostMeter
+from .devices import CostMeter
 from .machine import describe_machine
 from .probe_pass import Pass, with_remark
 from .work_units import Event, Unit, group_cells
@@ -81,7 +81,12 @@ class UnitRunner:
             return
         try:
             subject, machine = self._load(unit, monitor)
-            _warn_of_fewer_samples(plan.spec, subject.facts.samples, monitor)
+            spec = plan.spec
+            if (subject.facts.samples or math.inf) < (spec.samples or 0):
+                monitor.warn(
+                    f"{spec.samples} samples of {spec.data} were requested; its {spec.split} split "
+                    f"has only {subject.facts.samples}, all of which are measured"
+                )
         except BaseException as error:
             raise_interruption(error)
             # A model or dataset plugin may raise any exception, which affects only this subject.
@@ -204,16 +209,6 @@ class UnitRunner:
             raise RequestError(problem)
         self._subject, self._subject_key = subject, key
         return subject
-
-
-def _warn_of_fewer_samples(
-    spec: SubjectSpec, available: int | None, monitor: ProgressMonitor
-) -> None:
-    if spec.samples is not None and available is not None and available < spec.samples:
-        monitor.warn(
-            f"{spec.samples} samples of {spec.data} were requested; its {spec.split} split has "
-            f"only {available}, all of which are measured"
-        )
 
 
 def records_of(

@@ -15,8 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from nlbench.errors import RequestError
 
-from .exclusive import one_measurement
-from .threads import torch_threads
+from .threads import one_measurement, torch_threads
 
 
 class _Snapshot:

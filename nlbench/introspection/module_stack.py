@@ -129,6 +129,8 @@ class HandwrittenCall:
         False once the module is known not to be an activation.
     begun : bool
         True once the module has called an operation on its input.
+    probed : list
+        What a probe has seen in the call.
     """
 
     module: nn.Module
@@ -137,6 +139,7 @@ class HandwrittenCall:
     names: list[SiteName] = field(default_factory=list)
     possible: bool = True
     begun: bool = False
+    probed: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._shape = self.source.shape

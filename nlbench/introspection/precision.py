@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from .exclusive import one_measurement
+from .threads import one_measurement
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,7 +24,7 @@ T = TypeVar("T")
 def exact_arithmetic(precision: str = "native", device: str = "cpu") -> Iterator[None]:
     """Disable TF32 and cuDNN's benchmark mode, which selects algorithms by their speed.
 
-    Measurements in other threads wait (`nlbench.introspection.exclusive`).
+    Measurements in other threads wait (`nlbench.introspection.threads`).
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def exact_arithmetic(precision: str = "native", device: str = "cpu") -> Iterator
     cast: AbstractContextManager[object] = nullcontext()
     if precision in halves:
         cast = torch.autocast(device, dtype=halves[precision])
-    with one_measurement(), _FLOAT32.requested(precision == "tf32"), cast:
+    with one_measurement(), _requested(precision == "tf32"), cast:
         yield
 
 
@@ -53,7 +53,7 @@ def exact_by_default() -> Iterator[None]:
     ...     set(float32_precision(torch.device("cuda")).values())
     {'ieee'}
     """
-    with one_measurement(), nullcontext() if _FLOAT32.is_requested else exact_arithmetic():
+    with one_measurement(), nullcontext() if _REQUESTS else exact_arithmetic():
         yield
 
 
@@ -85,67 +85,49 @@ def each_exact(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
     return items
 
 
-class _Float32:
-    """The process-wide precision of float32. The innermost of nested requests applies.
+_REQUESTS: list[tuple[bool, _OldSettings | _NewSettings]] = []
+"""Nested requests, each with True for TF32 and the user's settings before the first one."""
+
+
+@contextmanager
+def _requested(tf32: bool) -> Iterator[None]:
+    """Set the process-wide precision of float32. The innermost of nested requests applies.
 
     The user's settings are saved at the first request and restored after the last one, so that no
     request is mistaken for a user's setting.
     """
-
-    def __init__(self) -> None:
-        self._requests: list[bool] = []  # True for TF32.
-        self._user_settings: _Settings
-
-    @property
-    def is_requested(self) -> bool:
-        return bool(self._requests)
-
-    @contextmanager
-    def requested(self, tf32: bool) -> Iterator[None]:
-        if not self._requests:
-            self._user_settings = (_NewSettings if _HAS_PRECISIONS else _OldSettings)()
-        outer = self._requests[-1] if self._requests else None
-        if tf32 != outer:
-            self._user_settings.set(tf32)
-        self._requests.append(tf32)
-        try:
-            yield
-        finally:
-            self._requests.pop()
-            if outer is None:
-                self._user_settings.restore()
-            elif tf32 != outer:
-                self._user_settings.set(outer)
+    cudnn = torch.backends.cudnn
+    if _REQUESTS:
+        outer, settings = _REQUESTS[-1]
+    else:
+        outer, settings = None, (_NewSettings if _HAS_PRECISIONS else _OldSettings)()
+    flags = cudnn.deterministic, cudnn.benchmark
+    if tf32 != outer:
+        cudnn.deterministic, cudnn.benchmark = True, False
+        settings.set(tf32)
+    _REQUESTS.append((tf32, settings))
+    try:
+        yield
+    finally:
+        _REQUESTS.pop()
+        if outer is None:
+            cudnn.deterministic, cudnn.benchmark = flags
+            settings.restore()
+        elif tf32 != outer:
+            settings.set(outer)
 
 
-class _Settings:
-    """The user's settings at the time of creation."""
-
-    def __init__(self) -> None:
-        cudnn = torch.backends.cudnn
-        self._cudnn = cudnn.deterministic, cudnn.benchmark
-
-    def set(self, tf32: bool) -> None:
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-
-    def restore(self) -> None:
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = self._cudnn
-
-
-class _OldSettings(_Settings):
+class _OldSettings:
     """PyTorch's settings before version 2.9."""
 
     def __init__(self) -> None:
-        super().__init__()
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         self._before = torch.get_float32_matmul_precision(), matmul.allow_tf32, cudnn.allow_tf32
 
     def set(self, tf32: bool) -> None:
-        super().set(tf32)
         self._set("high" if tf32 else "highest", tf32, tf32)
 
     def restore(self) -> None:
-        super().restore()
         self._set(*self._before)
 
     def _set(self, precision: str, matmul: bool, cudnn: bool) -> None:
@@ -154,7 +136,7 @@ class _OldSettings(_Settings):
         torch.backends.cudnn.allow_tf32 = cudnn
 
 
-class _NewSettings(_Settings):
+class _NewSettings:
     """PyTorch's settings since version 2.9, per operation and backend, and the older ones.
 
     An operation inherits from its backend, and a backend from the generic setting. PyTorch refuses
@@ -163,7 +145,6 @@ class _NewSettings(_Settings):
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._explicit = _explicit_precisions()
         # Convolutions can't be reset to PyTorch's default; restoring the older setting would
         # change them.
@@ -172,7 +153,6 @@ class _NewSettings(_Settings):
         self._older = _older_settings(self._explicit, self._is_default)
 
     def set(self, tf32: bool) -> None:
-        super().set(tf32)
         self._set_older("high" if tf32 else "highest", tf32)
         _set_precision("generic", "all", "ieee")
         for (backend, operation), precision in self._explicit.items():
@@ -181,7 +161,6 @@ class _NewSettings(_Settings):
                 _set_precision(backend, operation, "tf32" if is_tf32 else "ieee")
 
     def restore(self) -> None:
-        super().restore()
         self._set_older(*self._older)
         _set_precisions(self._explicit)
 
@@ -190,8 +169,6 @@ class _NewSettings(_Settings):
         if not self._is_default:
             torch.backends.cudnn.allow_tf32 = cudnn
 
-
-_FLOAT32 = _Float32()
 
 _HAS_PRECISIONS = hasattr(torch._C, "_set_fp32_precision_setter")
 _OPERATIONS = ("matmul", "conv", "rnn")

@@ -66,7 +66,8 @@ def as_measure(candidate: object, name: str | None = None) -> type[Measure]:
 
 
 def _measure_of(candidate: object, name: str | None) -> type[Measure]:
-    label = f"measure '{name or _name_of(candidate)}'"
+    own_name = getattr(candidate, "name", "") or getattr(candidate, "__name__", "")
+    label = f"measure '{name or own_name or _text(candidate)}'"
     if isinstance(candidate, type) and issubclass(candidate, Measure):
         return candidate
     if isinstance(candidate, Measure):
@@ -92,10 +93,6 @@ def _measure_of(candidate: object, name: str | None) -> type[Measure]:
         f"{label} is {_text(candidate)}; expected a class derived from nlbench.Measure, a function "
         "decorated with @nlbench.site_measure(...), or a torchmetrics.Metric"
     )
-
-
-def _name_of(value: object) -> str:
-    return str(getattr(value, "name", "") or getattr(value, "__name__", "") or _text(value))
 
 
 def _text(value: object) -> str:

@@ -13,7 +13,6 @@ from .probe import (
     ProbeOptions,
     ProbePass,
     Resources,
-    Samples,
 )
 
 __all__ = [
@@ -25,5 +24,4 @@ __all__ = [
     "ProbeOptions",
     "ProbePass",
     "Resources",
-    "Samples",
 ]

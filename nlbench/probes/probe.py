@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from nlbench.introspection.memory import FeasibleSizes
+    from nlbench.subjects.subject import Subject
 
 ProbeOptions = Mapping[str, OptionValue]
 
@@ -37,43 +38,6 @@ class Listener(Protocol):
             Position of the observation, if several threads update the same listener.
             Passed only to measures that declare `Measure.independent_sites`.
         """
-
-
-class Samples(Protocol):
-    """The samples that a model is observed on."""
-
-    @property
-    def inputs(self) -> Tensor:
-        """Inputs (n, ...); only the first samples if a stream doesn't fit into memory."""
-
-    @property
-    def images(self) -> Tensor | None:
-        """The inputs before normalisation, if they are images."""
-
-    @property
-    def normalize(self) -> Callable[[Tensor], Tensor]:
-        """Function that maps images to inputs."""
-
-    def drawn(self, count: int) -> tuple[Tensor, Tensor | None]:
-        """Return some of the samples in memory, at random, and their images."""
-
-    def batches(self, limit: int) -> Iterable[Tensor]:
-        """Yield all samples in order, in nearly equal batches of at most `limit`."""
-
-    def labelled(self, limit: int) -> Iterable[tuple[Tensor, Tensor]]:
-        """Yield all samples in order with their labels.
-
-        Raises
-        ------
-        nlbench.Undefined
-            If they have no labels.
-        """
-
-    def repeatable(self, limit: int) -> Iterable[tuple[Tensor, Tensor | None]]:
-        """Yield the samples that can be read more than once, in order, with labels or None."""
-
-    def shuffled(self, limit: int) -> Iterable[Tensor]:
-        """Yield all samples in a random order, which is the same for each call."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +69,8 @@ class ProbePass:
     ----------
     model : torch.nn.Module
         In evaluation mode, on the device in `resources`; must be left unchanged.
-    samples : Samples
+    samples : Subject
+        See `nlbench.subjects.subject.Subject`.
     options : mapping of str to value
         Values for all of `Probe.options`.
     listeners : sequence of Listener
@@ -119,7 +84,7 @@ class ProbePass:
     """
 
     model: nn.Module
-    samples: Samples
+    samples: Subject
     options: ProbeOptions
     listeners: Sequence[Listener]
     resources: Resources
@@ -240,9 +205,9 @@ class Probe(ABC):
         """
 
     def stored_samples(self, options: ProbeOptions) -> int:
-        """Return the number of samples from a stream to keep in memory as `Samples.inputs`.
+        """Return the number of samples from a stream to keep in memory as `Subject.inputs`.
 
-        A probe that uses `Samples.batches` requires only one.
+        A probe that uses `Subject.batches` requires only one.
         """
         return 512
 

@@ -10,12 +10,13 @@ from typing import Any
 
 from nlbench.errors import RequestError, system_text
 from nlbench.serialization.files import (
+    dump_versioned,
     make_folder,
+    parse_versioned,
     read_text,
     remove_parts,
     write_atomically,
 )
-from nlbench.serialization.versioned import dump_versioned, parse_versioned
 
 
 class LockedFolder:

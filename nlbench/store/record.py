@@ -1,6 +1,6 @@
 """The record of a cell: one result and everything that determined it.
 
-`nlbench.store.run_folder` reads and writes the files; `nlbench.serialization.versioned` defines
+`nlbench.store.run_folder` reads and writes the files; `nlbench.serialization.files` defines
 the version of the file format.
 """
 
@@ -18,7 +18,7 @@ from nlbench.measure import Measure, Result
 from nlbench.options import OptionValue
 from nlbench.probes import ProbeFacts
 from nlbench.serialization.fields import SHARED, extra_fields, from_plain, to_plain
-from nlbench.serialization.versioned import (
+from nlbench.serialization.files import (
     add_checksum,
     check_checksum,
     dump_versioned,

@@ -10,15 +10,18 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import math
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nlbench.errors import RequestError, system_text
-from nlbench.serialization.files import is_part, make_folder, read_text
+from nlbench.errors import RequestError, one_line, system_text
+from nlbench.measure import Value
+from nlbench.serialization.files import is_part, make_folder, read_text, spreadsheet_safe
 from nlbench.signals import uninterrupted
 from nlbench.subjects.facts import SubjectFacts
 
@@ -32,7 +35,10 @@ from .consistency import (
 from .locked_folder import LockedFolder
 from .manifest import Manifest, RunCall, now
 from .record import MAX_RECORD_BYTES, Record, is_plain_name
-from .table import table_text, tidy_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 TABLE_SECONDS = 30.0
 """Minimum time between updates of the table while cells are being added."""
@@ -296,3 +302,49 @@ def _share_subject(record: Record, subjects: dict[str | None, SubjectFacts]) -> 
     """Replace a record's subject by an equal one from an earlier record, to save memory."""
     subject = subjects.setdefault(record.subject.key, record.subject)
     return replace(record, subject=subject) if subject == record.subject else record
+
+
+COLUMNS = (
+    "model",
+    "weights",
+    "data",
+    "seed",
+    "measure",
+    "place",
+    "statistic",
+    "value",
+    "n",
+    "status",
+    "reason",
+)
+
+
+def tidy_table(records: Iterable[Record]) -> pd.DataFrame:
+    """Build the table of records; see `nlbench.Run.scores`."""
+    import pandas as pd
+
+    rows = [row for record in records for row in _rows(record)]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _rows(record: Record) -> Iterator[tuple[object, ...]]:
+    identity, result = record.identity, record.result
+    summary = Value(
+        "", result.summary, result.n, result.status, result.reason, result.parts, result.replicates
+    )
+    for value in (summary, *result.values):
+        numbers = value.numbers or {"value": math.nan}
+        for statistic, number in numbers.items():
+            yield (*identity, value.place, statistic, number, value.n, value.status, value.reason)
+
+
+def table_text(table: pd.DataFrame) -> str:
+    """Return a table as CSV, escaping any text that a spreadsheet would evaluate."""
+    texts = [name for name in table.columns if name not in ("seed", "value", "n")]
+    safe = table.assign(**{name: table[name].map(_safe_cell) for name in texts})
+    text: str = safe.to_csv(index=False)
+    return text
+
+
+def _safe_cell(text: str) -> str:
+    return spreadsheet_safe(text if text.isprintable() else one_line(text))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nlbench import registry
 from nlbench.citation import Source
-from nlbench.errors import NlbenchError
-from nlbench.options import Option
+from nlbench.errors import NlbenchError, RequestError, nearest, shorten
+from nlbench.options import Option, Options, OptionValue
 
 from .data import Preprocessing
 from .tokenizer import Tokenizer
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     Reader = Callable[[Path], tuple[Mapping[str, Tensor], dict[str, str]]]
+
 
 ANY_DATA = "*"
 """Key for a checkpoint that doesn't depend on the dataset."""
@@ -139,3 +140,76 @@ def model_info(build: Callable[..., Any]) -> ModelInfo:
     """Return a model's declaration; the default one for an undecorated function."""
     info: ModelInfo = getattr(build, "__nlbench_model__", ModelInfo())
     return info
+
+
+MODEL_OWNER = "model"
+"""Name before the dot in settings of every model of a run that takes arguments."""
+
+OUTPUT = "output"
+"""Setting of every model that selects a tensor of its output, unless it is the model's argument."""
+
+PASSED_ARGUMENTS = ("in_channels", "num_classes", "image_size", "resolution", "input_shape")
+"""Arguments that a model gets from its dataset."""
+
+
+def resolve_arguments(
+    name: str, info: ModelInfo, settings: Mapping[str, OptionValue | str]
+) -> Options:
+    """Validate and convert the arguments that are set. Others keep the function's defaults.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If an argument is unknown, its value is invalid, or a required one is missing.
+
+    Examples
+    --------
+    >>> from nlbench.options import Option
+    >>> resolve_arguments("net", ModelInfo(options={"width": Option(8)}), {"width": "64"})
+    {'width': 64}
+    """
+    required = [name for name in info.required if name not in PASSED_ARGUMENTS]
+    options = info.options
+    own = [n for n in settings if n != OUTPUT or (options is not None and n in options)]
+    check_arguments(name, own, options, required, MODEL_OWNER)
+    if options is None:
+        return dict(settings)
+    return {
+        argument: options[argument].parse(value, f"{MODEL_OWNER}.{argument}")
+        if argument in options
+        else str(value)
+        for argument, value in settings.items()
+    }
+
+
+def check_arguments(
+    name: str,
+    passed: Collection[str],
+    known: Iterable[str] | None,
+    required: Iterable[str],
+    owner: str,
+) -> None:
+    """Raise if a required argument is missing or one is not known; None: any is known."""
+    missing = [argument for argument in required if argument not in passed]
+    if missing:
+        expected = " ".join(f"--set {owner}.{argument}=VALUE" for argument in missing)
+        raise RequestError(f"{name} needs {', '.join(missing)}; use {expected}")
+    for argument in passed if known is not None else ():
+        if known is not None and argument not in known:
+            hint = nearest(argument, known)
+            raise RequestError(f"{name} has no argument '{shorten(argument)}'{hint}")
+
+
+def split_output(
+    arguments: Mapping[str, OptionValue | str], info: ModelInfo
+) -> tuple[dict[str, OptionValue | str], str]:
+    """Split resolved arguments into those of the model, and the choice of its output or ``""``.
+
+    Examples
+    --------
+    >>> split_output({"width": 64, "output": "out"}, ModelInfo())
+    ({'width': 64}, 'out')
+    """
+    passed = dict(arguments)
+    is_own = info.options is not None and OUTPUT in info.options
+    return passed, "" if is_own else str(passed.pop(OUTPUT, ""))

@@ -13,8 +13,7 @@ from nlbench.errors import RequestError, shorten
 from nlbench.serialization.files import parse_json, read_text
 from nlbench.serialization.hashing import file_hash
 
-from .arguments import split_output
-from .model import ModelInfo, model_info
+from .model import ModelInfo, model_info, split_output
 from .own import output_version
 from .spec import SubjectSpec
 

@@ -95,7 +95,7 @@ def study(
         settings["measures"] = tuple(registry.expand("measures", settings["measures"]))
     studies = _load_studies(names, [flag for flag, value in settings.items() if value])
     command = command_line()
-    from nlbench.execution.worker_pool import keep_workers
+    from nlbench.execution.supervisor import keep_workers
     from nlbench.progress import create_progress
 
     from .context import Context

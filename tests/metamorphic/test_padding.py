@@ -8,8 +8,8 @@ from torch import nn
 
 import nlbench
 from nlbench import Undefined
-from nlbench.probes.sites.places_and_rows import RowPolicy
 from nlbench.probes.sites.rows import PositionSelector
+from nlbench.probes.sites.sites_probe import RowPolicy
 from nlbench.registry import expand, load
 
 

@@ -5,10 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.config_file import read_config, to_toml, write_request
 from nlbench.errors import RequestError
 from nlbench.parsers import parse_seeds, parse_size
-from nlbench.request import ExecutionOptions, Request, RunOptions, options_of
+from nlbench.request import (
+    ExecutionOptions,
+    Request,
+    RunOptions,
+    options_of,
+    read_config,
+    to_toml,
+    write_request,
+)
 
 NAMES = st.lists(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters=",\0"), min_size=1)

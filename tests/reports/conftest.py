@@ -14,7 +14,7 @@ import pytest
 from made_scores import records_of
 
 from nlbench.store.record import Record
-from nlbench.store.table import COLUMNS
+from nlbench.store.run_folder import COLUMNS
 
 DETAILS: dict[str, dict[str, Any]] = {
     "affinity": {

@@ -6,7 +6,7 @@ from made_scores import records_of
 
 from nlbench.reports.layout import NamedRun
 from nlbench.reports.linearised import comparison_sentences, families, tradeoffs
-from nlbench.store.table import COLUMNS
+from nlbench.store.run_folder import COLUMNS
 
 
 def header(mode, omega, seed):

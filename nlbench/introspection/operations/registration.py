@@ -12,8 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from nlbench.errors import RequestError
 
-from .names import qualified_name
-from .registry import FACTS, Operation, entry_of, register_aspect, source_of
+from .registry import FACTS, Operation, entry_of, qualified_name, register_aspect, source_of
 
 
 def register_op(

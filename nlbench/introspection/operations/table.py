@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from .names import in_each_dimension
-from .registry import activation, fact
+from .registry import activation, fact, in_each_dimension
 
 activation("glu", modules=(nn.GLU,))
 activation("softmax", "softmax", "special_softmax", modules=(nn.Softmax,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -108,7 +107,8 @@ class PreciseFunction:
         try:
             with preserve_rng_state(inputs.device):
                 if self._function is None:
-                    self._function = functools.partial(_precise_outputs, double_copy(self._model))
+                    copy = double_copy(self._model)
+                    self._function = lambda x: _outputs(copy, x).double()
                 samples = samples.to(precise_device(self._model, samples)).double()
                 self._function(samples)
         except Exception:  # Some models compute in one floating-point type only.
@@ -122,10 +122,6 @@ class PreciseFunction:
             except (RuntimeError, MemoryError) as error:
                 # The measure meets other errors itself, and describes them.
                 self._is_unavailable = is_out_of_memory(error)
-
-
-def _precise_outputs(model: nn.Module, inputs: Tensor) -> Tensor:
-    return _outputs(model, inputs).double()
 
 
 @through_wrappers

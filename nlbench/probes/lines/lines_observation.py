@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from nlbench.errors import RequestError, Undefined
 from nlbench.introspection.model_copy import typed_copy
-from nlbench.probes.probe import ProbeFacts, ProbeOptions, ProbePass, Samples
+from nlbench.probes.probe import ProbeFacts, ProbeOptions, ProbePass
 from nlbench.serialization.hashing import tensor_hash
 
 from .api import segment_ends, trace_or_integrate, with_positions
@@ -20,6 +21,9 @@ from .lines_probe import LINES, is_channels_last
 from .paths import closed_paths, direction_paths, noise_paths, open_paths, pair_paths
 from .segment_image import SegmentImage
 from .trace import SegmentEstimate, TracedSegment
+
+if TYPE_CHECKING:
+    from nlbench.subjects.subject import Subject
 
 MAX_PATH_BYTES = 2**32
 """Memory limit in bytes for the paths, which are all built before the first is traced."""
@@ -85,7 +89,7 @@ def _remark(traces: Sequence[SegmentEstimate]) -> str:
     )
 
 
-def paths_of(model: nn.Module, samples: Samples, options: ProbeOptions) -> Tensor:
+def paths_of(model: nn.Module, samples: Subject, options: ProbeOptions) -> Tensor:
     """Return the paths selected by the options, (p, a, *input).
 
     Raises

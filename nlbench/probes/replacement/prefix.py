@@ -135,7 +135,7 @@ class SharedPrefix:
             with preserve_rng_state(self._device):
                 self._interception.run(self._inputs.clone(), change)
             return all(
-                _are_close(self._run_from(place.call, lambda x, compute: compute()), expected)
+                _are_close(self._run_from(place.call, {}), expected)
                 for place in sorted(places, key=lambda p: self._times[p.call], reverse=True)
             )
         except Exception:
@@ -206,35 +206,27 @@ class SharedPrefix:
     def run(self, place: ReplaceableCall, new: Replacement) -> Any:
         """Run the network on the recorded batch with one call, or span of calls, replaced."""
         if place.last is None:
-            return self._run_from(place.call, lambda x, compute: replace_output(x, compute, new))
+            return self._run_from(
+                place.call, {place.call: lambda x, compute: replace_output(x, compute, new)}
+            )
         replacements: list[Tensor] = []
 
         def begin(x: Tensor, compute: Callable[[], Any]) -> Any:
             replacements.append(new(x))
             return compute()
 
-        return self._run_from(
-            place.call,
-            begin,
-            place.last,
-            lambda x, compute: replace_output(x, compute, lambda _: replacements.pop()),
-        )
+        def end(x: Tensor, compute: Callable[[], Any]) -> Any:
+            return replace_output(x, compute, lambda _: replacements.pop())
 
-    def _run_from(
-        self,
-        place: CallId,
-        substitute: Substitute,
-        last: CallId | None = None,
-        substitute_last: Substitute | None = None,
-    ) -> Any:
-        """Run the network with a call and possibly a later one substituted."""
+        return self._run_from(place.call, {place.call: begin, place.last: end})
+
+    def _run_from(self, place: CallId, substitutes: Mapping[CallId, Substitute]) -> Any:
+        """Run the network with some calls substituted, of which `place` is the first."""
         time = self._times[place]
 
         def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
-            if call == place:
-                return substitute(x, compute)
-            if call == last and substitute_last is not None:
-                return substitute_last(x, compute)
+            if call in substitutes:
+                return substitutes[call](x, compute)
             if call not in self._outputs or self._calls[call].end > time:
                 return compute()
             entry = self._calls[call]

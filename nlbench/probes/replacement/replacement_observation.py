@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +21,17 @@ from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.module_stack import CallId
 from nlbench.introspection.precision import exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
-from nlbench.probes.probe import OnStep, ProbeFacts, ProbePass, Samples
-from nlbench.probes.sites.places_and_rows import RowPolicy
+from nlbench.probes.probe import OnStep, ProbeFacts, ProbePass
 from nlbench.probes.sites.rows import PositionSelector
+from nlbench.probes.sites.sites_probe import RowPolicy
 
-from .calls import find_calls
-from .fits import AffineFit, rows_of
-from .interception import CallInterception, ReplaceableCall, first_tensor
-from .polynomials import PolynomialMap
+from .fits import AffineFit, PolynomialMap, rows_of
+from .interception import CallInterception, ReplaceableCall, find_calls, first_tensor
 from .prefix import Replacement, SharedPrefix
 from .replacement_probe import POLYNOMIAL_DEGREES, UNFITTED, parse_maps
+
+if TYPE_CHECKING:
+    from nlbench.subjects.subject import Subject
 
 __all__ = ["ReplacedOutputs", "fit_places", "maps_of", "observe"]
 
@@ -248,7 +249,7 @@ def _find_places(
 
 
 def _halves(
-    samples: Samples, size: int, parity: int, device: torch.device, step: OnStep
+    samples: Subject, size: int, parity: int, device: torch.device, step: OnStep
 ) -> Iterator[Batch]:
     """Yield the samples with even or odd indices, in batches."""
     position = 0

@@ -8,8 +8,7 @@ from typing import ClassVar
 from nlbench.errors import RequestError, nearest
 from nlbench.options import Option
 from nlbench.probes.probe import LazyProbe, ProbeOptions
-from nlbench.probes.sites.places_and_rows import parse_places
-from nlbench.probes.sites.select import Selection
+from nlbench.probes.sites.sites_probe import Selection, parse_places
 
 MAPS = ("channel", "identity", "mean", "affine", "poly2", "poly3", "poly5")
 """Names of the maps: the best slope and intercept per channel, the identity, the output's mean, the

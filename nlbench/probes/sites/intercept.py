@@ -7,7 +7,7 @@ it is made, including in-place calls and calls by reused modules. No module is r
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,14 +20,21 @@ from nlbench.errors import Undefined
 from nlbench.introspection.attention import SoftmaxInterceptor
 from nlbench.introspection.autodiff import is_vmapped
 from nlbench.introspection.axes import batch_first, softmax_axis
-from nlbench.introspection.function_calls import FunctionCall, tensors_in
-from nlbench.introspection.hidden_calls import hidden_calls
-from nlbench.introspection.module_stack import CallId, HandwrittenCall, SiteName, SiteNames
+from nlbench.introspection.function_calls import FunctionCall, hidden_calls, tensors_in
+from nlbench.introspection.module_stack import (
+    CallId,
+    HandwrittenCall,
+    ModuleCall,
+    ModuleStack,
+    SiteName,
+    SiteNames,
+)
 
-from .places_and_rows import RowPolicy
+from .modules import ModulePlace, find_places
 from .reduce import Function, Side, capture
 from .roles import GateRoles, GateTracker, LogitRoles, RoleTracker, UnseenActivations
 from .rows import FoldedRows, PositionSelector
+from .sites_probe import RowPolicy
 
 # Activations whose output multiplies the other half of a gated unit: SwiGLU, GEGLU, ReGLU.
 GATED_UNITS = ("gelu", "relu", "silu")
@@ -151,15 +158,6 @@ class SiteCall:
         return all(tracker.is_settled for tracker in self.trackers)
 
 
-@dataclass
-class _HandwrittenState:
-    """A running handwritten activation, with the number of unseen operations before it."""
-
-    unseen_before: int
-    whole: SiteCall | None = None
-    calls: list[SiteCall] = field(default_factory=list)
-
-
 class CallInterceptor(SiteNames):
     """Function mode that intercepts the activation calls of forward passes.
 
@@ -188,7 +186,8 @@ class CallInterceptor(SiteNames):
         self.begin(*inputs, constants=constants if inputs else ())
         # Calls to report once their roles and those of all earlier calls are final.
         self._waiting: deque[SiteCall] = deque()
-        self._handwritten: dict[int, _HandwrittenState] = {}
+        # Running handwritten activations, with the number of unseen operations before each.
+        self._wholes: dict[int, tuple[SiteCall, int]] = {}
         self._gates = GateRoles()
         self._logits = LogitRoles()
         self._unseen = UnseenActivations()
@@ -349,38 +348,27 @@ class CallInterceptor(SiteNames):
 
     def _add(self, call: SiteCall) -> None:
         handwritten = self.handwritten
-        if handwritten is None:
-            self._waiting.append(call)
-        else:
-            self._state_of(handwritten).calls.append(call)
-
-    def _state_of(self, handwritten: HandwrittenCall) -> _HandwrittenState:
-        return self._handwritten.setdefault(
-            id(handwritten), _HandwrittenState(len(self._unseen.operations))
-        )
+        (self._waiting if handwritten is None else handwritten.probed).append(call)
 
     def handwritten_begins(self, handwritten: HandwrittenCall) -> None:
         """Capture the input of a possible handwritten activation before it can be overwritten."""
-        path = self._paths[handwritten.module]
-        self._state_of(handwritten).whole = self._begin(handwritten.source, path, None)
+        whole = self._begin(handwritten.source, self._paths[handwritten.module], None)
+        self._wholes[id(handwritten)] = whole, len(self._unseen.operations)
 
     def handwritten_ends(
         self, handwritten: HandwrittenCall, output: Any, name: SiteName | None
     ) -> None:
         """Merge all calls of a handwritten activation into one."""
-        state = self._state_of(handwritten)
-        del self._handwritten[id(handwritten)]
-        if name is None:
-            self._waiting += state.calls
+        whole = self._wholes.pop(id(handwritten), None)
+        if name is None or whole is None:
+            self._waiting += handwritten.probed
             return
-        place = self._paths[handwritten.module]
-        self._unseen.forget(state.unseen_before, place, output)
-        if handwritten.is_one_call and state.calls:
-            state.calls[0].call = handwritten.call
-            self._waiting.append(state.calls[0])
+        call, unseen_before = whole
+        self._unseen.forget(unseen_before, self._paths[handwritten.module], output)
+        if handwritten.is_one_call and handwritten.probed:
+            handwritten.probed[0].call = handwritten.call
+            self._waiting.append(handwritten.probed[0])
         else:
-            call = state.whole
-            assert call is not None
             call.site, call.call = name, handwritten.call
             self._end(call, output)
             if name.kind in GATED_UNITS:
@@ -392,3 +380,77 @@ class CallInterceptor(SiteNames):
             call.role = tracker.role or call.role
         with self._unobserved():
             self._on_call(call)
+
+
+class ModuleInterceptor(ModuleStack):
+    """Intercepts the module calls at a model's places.
+
+    Parameters
+    ----------
+    of : str
+        See `find_places`.
+    on_call : callable
+        Called with each call as soon as its output is known.
+    """
+
+    def __init__(
+        self, model: nn.Module, of: str, policy: CapturePolicy, on_call: Callable[[SiteCall], None]
+    ) -> None:
+        super().__init__(model)
+        self.policy = policy
+        self._of, self._on_call = of, on_call
+        # Places by the calls that receive their inputs, and by those that return their outputs.
+        self._starts: dict[CallId, list[ModulePlace]] = defaultdict(list)
+        self._ends: dict[CallId, list[ModulePlace]] = defaultdict(list)
+        self._begun: dict[ModulePlace, SiteCall] = {}
+
+    def run(self, inputs: Tensor) -> None:
+        """Run the model on a batch or a microbatch, and report all calls."""
+        if not self._starts:
+            for place in find_places(self.model, inputs[:2], self._of):
+                self._starts[CallId(self._paths[place.module], place.call)].append(place)
+                self._ends[CallId(self._paths[place.last], place.call)].append(place)
+        self.restart()
+        self._begun.clear()
+        self.model(inputs)
+
+    def around(self, call: ModuleCall) -> Any:
+        """Capture the inputs of the places that begin with a call, and the outputs at their end."""
+        x: Side | None = None
+        for place in self._starts.get(call.id, ()):
+            name = place.name
+            site = SiteName(name, name, type(place.module).__name__.lower())
+            axes = place.before
+            selected = self.policy.selects(name, site.kind)
+            if selected and x is None:
+                # Places that begin with one call have the same input.
+                x = self.policy.capture(
+                    batch_first(place.input_of(call), axes.batch), axes.channel, name
+                )
+            self._begun[place] = SiteCall(
+                name,
+                x if selected else None,
+                axes.batch,
+                axes.channel,
+                place.shape,
+                axes.assumed,
+                site=site,
+                role=place.kind,
+            )
+        output = super().around(call)
+        for place in self._ends.get(call.id, ()):
+            if place in self._begun:
+                self._end(place, self._begun.pop(place), place.output_of(output))
+        return output
+
+    def _end(self, place: ModulePlace, call: SiteCall, y: Tensor) -> None:
+        if call.x is not None:
+            moved = batch_first(y, place.after.batch)
+            call.y = self.policy.capture(moved, place.after.channel, f"{place.name} (output)")
+            rows = len(call.x.reduced), len(call.y.reduced)
+            if rows[0] != rows[1]:
+                call.problem = (
+                    f"{rows[0]} rows of the input and {rows[1]} of the output, so rows don't "
+                    "correspond"
+                )
+        self._on_call(call)

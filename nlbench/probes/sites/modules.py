@@ -27,7 +27,7 @@ from nlbench.introspection.model_state import evaluation_mode, refuse_unobservab
 from nlbench.introspection.module_stack import CallId, ModuleCall, ModuleStack
 from nlbench.introspection.wrappers import through_wrappers
 
-from .places_and_rows import parse_lengths, parse_places
+from .sites_probe import parse_lengths, parse_places
 
 # A child mixes positions if changing some positions changes its output at the others by more than
 # this many eps of its maximum output. In a mixture of experts, rounding alone changes the output,
@@ -158,7 +158,10 @@ def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[M
         raise RequestError("activation calls aren't modules; see nlbench.probes.sites.list_sites")
     refuse_unobservable(model)
     with evaluation_mode(model), without_fast_path():
-        calls = _record_calls(model, example)
+        recorder = _CallRecorder(model, example)
+        with recorder.hooked(), recorder:
+            model(example.clone())
+        calls = recorder.calls
         by_name: dict[str, tuple[int, ModulePlace]] = {}
         for name in names:
             for index, place in _places_of(name, model, example, calls):
@@ -358,14 +361,6 @@ class _CallRecorder(ModuleStack):
         return Axes(batch, channel + 1 if channel < batch else channel, assumed)
 
 
-def _record_calls(model: nn.Module, example: Tensor) -> list[_Call]:
-    """Run the model and return the calls of its modules in order."""
-    recorder = _CallRecorder(model, example)
-    with recorder.hooked(), recorder:
-        model(example.clone())
-    return recorder.calls
-
-
 def _record_output(call: _Call, returned: Any, recorder: _CallRecorder) -> None:
     """Record the output of a call, and which of its arguments is the input."""
     outputs = [(None, returned)] if isinstance(returned, Tensor) else list(_entries(returned))
@@ -422,7 +417,9 @@ def _blocks(model: nn.Module, calls: Sequence[_Call]) -> list[_Call]:
     if not lists:
         return []
     # Among equally long lists, take the outermost, whose members are called first.
-    longest = max(lists.values(), key=_largest_class_count)
+    longest = max(
+        lists.values(), key=lambda calls: max(Counter(type(call.module) for call in calls).values())
+    )
     classes, reference = {type(call.module) for call in longest}, longest[0]
     chosen = {call for member in lists.values() for call in member if type(call.module) in classes}
     chosen = {call for call in chosen if not call.is_inside(chosen)}
@@ -436,10 +433,6 @@ def _blocks(model: nn.Module, calls: Sequence[_Call]) -> list[_Call]:
         if is_stack and not holds_blocks:
             chosen |= set(members)
     return sorted(chosen, key=lambda call: call.index)
-
-
-def _largest_class_count(calls: Sequence[_Call]) -> int:
-    return max(Counter(type(call.module) for call in calls).values())
 
 
 def _parts(
@@ -458,10 +451,14 @@ def _parts(
             for block, inner in level.items()
         }
         members = [call for part in composite.values() for call in part]
-        mixing = _mixing_calls(model, example, members)
+        test = _MixingTest(model, members)
+        with test.hooked():
+            for _ in range(2):
+                test.restart()
+                model(example.clone())
         wrapped = {}
         for block, inner in level.items():
-            parts = list(_parts_of(inner, composite[block], mixing, children))
+            parts = list(_parts_of(inner, composite[block], test.mixing, children))
             has_both = len({place.kind for _, place in parts}) == 2
             if has_both or depth == 0:
                 parts_of_block[block] = parts
@@ -503,16 +500,6 @@ def _layers(call: _Call, children: Mapping[_Call, Sequence[_Call]]) -> Iterator[
             yield from _layers(child, children)
         elif len(weights) == 1 and weights[0].ndim == 2 and child.is_usable:
             yield child
-
-
-def _mixing_calls(model: nn.Module, example: Tensor, calls: Sequence[_Call]) -> set[_Call]:
-    """Return the calls in which a position of the output depends on other positions."""
-    test = _MixingTest(model, calls)
-    with test.hooked():
-        for _ in range(2):
-            test.restart()
-            model(example.clone())
-    return test.mixing
 
 
 class _MixingTest(ModuleStack):

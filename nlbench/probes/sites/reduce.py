@@ -15,37 +15,15 @@ from nlbench.introspection.dispatch import SPARSE_LAYOUTS
 from .rows import PositionSelector, SelectedPositions
 
 
-def _spatial(tensor: Tensor, axis: int) -> Tensor:
-    others = tuple(d for d in range(1, tensor.ndim) if d != axis)
-    return _mean(tensor, others) if others else tensor
-
-
-def _mean(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
-    # Sums in the wider type without copying the whole tensor.
-    return tensor.mean(axes, dtype=_reduced_type(tensor))
-
-
 def _reduced_type(tensor: Tensor) -> torch.dtype:
     return tensor.dtype if tensor.dtype == torch.float64 else torch.float32
 
 
-def _flatten(tensor: Tensor, axis: int) -> Tensor:
-    return tensor.flatten(1)
-
-
-def _reduce_as_published(tensor: Tensor, axis: int) -> Tensor:
-    if tensor.ndim == 4:
-        return _mean(tensor, (2, 3))
-    if tensor.ndim == 3:
-        return _mean(tensor, (2,))
-    return tensor.flatten(1)
-
-
-REDUCTIONS: Mapping[str, Callable[[Tensor, int], Tensor]] = {
-    "spatial": _spatial,
-    "flatten": _flatten,
-    "published": _reduce_as_published,
-}
+def _reduced_axes(tensor: Tensor, axis: int, reduction: str) -> tuple[int, ...]:
+    """Return the axes that a reduction averages over."""
+    if reduction == "spatial":
+        return tuple(d for d in range(1, tensor.ndim) if d != axis)
+    return {4: (2, 3), 3: (2,)}.get(tensor.ndim, ()) if reduction == "published" else ()
 
 
 def reduce_site(tensor: Tensor, axis: int, reduction: str = "spatial") -> Tensor:
@@ -80,7 +58,10 @@ def reduce_site(tensor: Tensor, axis: int, reduction: str = "spatial") -> Tensor
         raise Undefined("the activation is a single number, without a batch")
     if tensor.ndim == 1:
         return tensor[:, None].to(_reduced_type(tensor), copy=True)
-    reduced = REDUCTIONS[reduction](tensor, axis).to(_reduced_type(tensor))
+    axes = _reduced_axes(tensor, axis, reduction)
+    # Means are computed in the wider type without copying the whole tensor.
+    reduced = tensor.mean(axes, dtype=_reduced_type(tensor)) if axes else tensor.flatten(1)
+    reduced = reduced.to(_reduced_type(tensor))
     if reduced.is_meta:
         return reduced
     same_memory = reduced.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()

@@ -18,7 +18,7 @@ from nlbench.errors import Undefined
 from nlbench.introspection.batch_independence import row_order
 from nlbench.introspection.function_calls import unobserved_calls
 
-from .places_and_rows import RowPolicy
+from .sites_probe import RowPolicy
 
 SEED = 0
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
-
-from .shared import Pair, SharedAccess
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,7 +14,88 @@ if TYPE_CHECKING:
     from nlbench.introspection.distinct_rows import RowNumbers
     from nlbench.introspection.module_stack import CallId
 
+
 T = TypeVar("T")
+
+
+class Pair(Protocol):
+    """Input and output of an activation, as passed to shared functions."""
+
+    @property
+    def x(self) -> Tensor:
+        """Input (n, d)."""
+
+    @property
+    def y(self) -> Tensor:
+        """Output (n, d)."""
+
+    @property
+    def rounding(self) -> tuple[float, float]:
+        """Relative errors of x and y, excluding the rounding error of their own type."""
+
+    @property
+    def sources(self) -> RowNumbers | None:
+        """Number of each row's sample, see `SiteBatch`."""
+
+    def shared(self, function: Callable[[Pair], T]) -> T:
+        """Return the result of another shared function."""
+
+
+class SharedBatch:
+    """A batch of one site, with the results that the measures of one package share.
+
+    Parameters
+    ----------
+    batch : SiteBatch
+        Its x and y are copied on first access.
+    clock : callable, optional
+        Timer in seconds; by default `time.perf_counter`.
+
+    Attributes
+    ----------
+    lent : float
+        Seconds saved so far: the cost of every result that was requested again.
+    """
+
+    def __init__(self, batch: SiteBatch, clock: Callable[[], float] | None = None) -> None:
+        self._batch = batch
+        self._clock = clock or time.perf_counter
+        self.rounding = batch.rounding
+        self.sources = batch.sources
+        # The result or error of each function, and the seconds it would take on its own.
+        self._results: dict[Callable[[Pair], Any], tuple[Any, float]] = {}
+        self.lent = 0.0
+
+    @cached_property
+    def x(self) -> Tensor:
+        """Copy of the input (n, d)."""
+        return self._batch.x.clone()
+
+    @cached_property
+    def y(self) -> Tensor:
+        """Copy of the output (n, d)."""
+        return self._batch.y.clone()
+
+    def shared(self, function: Callable[[Pair], T]) -> T:
+        """Return a function's result on the batch, computing it on the first call."""
+        if function in self._results:
+            self.lent += self._results[function][1]
+        else:
+            self._results[function] = self._compute(function)
+        result: T | Exception = self._results[function][0]
+        if isinstance(result, Exception):
+            raise result.with_traceback(None)
+        return result
+
+    def _compute(self, function: Callable[[Pair], Any]) -> tuple[Any, float]:
+        lent, start = self.lent, self._clock()
+        try:
+            result = function(self)
+        except Exception as error:
+            # Raised again for each caller.
+            result = error
+        # On its own, the function would also have computed the shared results that it used.
+        return result, self._clock() - start + self.lent - lent
 
 
 @dataclass(frozen=True)
@@ -112,8 +193,8 @@ class SiteBatch:
         Batch axis of the activation's own layout; None if it is the same for all samples.
     row_order : {"", "contiguous", "interleaved"}
         Order of the rows where the batch axis also holds positions; see `row_order`.
-    borrowed : SharedAccess, optional
-        Access to results shared with other measures during a pass.
+    borrowed : SharedBatch, optional
+        Results shared with other measures during a pass.
     """
 
     site: Site
@@ -128,7 +209,10 @@ class SiteBatch:
     call: CallId | None = field(default=None, repr=False, compare=False)
     batch_axis: int | None = field(default=None, repr=False, compare=False)
     row_order: str = field(default="", repr=False, compare=False)
-    borrowed: SharedAccess | None = field(default=None, repr=False, compare=False)
+    borrowed: SharedBatch | None = field(default=None, repr=False, compare=False)
+    _borrowed_seconds: dict[Callable[[Pair], Any], float] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def place(self) -> str:
@@ -173,7 +257,7 @@ class SiteBatch:
     @property
     def borrowed_seconds(self) -> float:
         """Seconds that other measures spent on results that this measure took from `shared`."""
-        return 0.0 if self.borrowed is None else self.borrowed.seconds
+        return sum(self._borrowed_seconds.values())
 
     def shared(self, function: Callable[[Pair], T]) -> T:
         """Apply a function to the batch, once for all measures of a package.
@@ -206,4 +290,10 @@ class SiteBatch:
         >>> batch.shared(change).sum()
         tensor(1.)
         """
-        return function(self) if self.borrowed is None else self.borrowed.get(function)
+        if self.borrowed is None:
+            return function(self)
+        before = self.borrowed.lent
+        try:
+            return self.borrowed.shared(function)
+        finally:
+            self._borrowed_seconds.setdefault(function, self.borrowed.lent - before)

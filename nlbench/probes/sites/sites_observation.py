@@ -7,29 +7,184 @@ overwrite them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 from nlbench.introspection.attention import without_fast_path
-from nlbench.introspection.batch_independence import check_batch_independence
+from nlbench.introspection.batch_independence import check_batch_independence, other_samples
 from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
-from nlbench.introspection.memory import FeasibleSizes, SampleLimit, halve_on_oom
-from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
+from nlbench.introspection.memory import FeasibleSizes, SampleLimit, halve_on_oom, microbatch_sizes
+from nlbench.introspection.model_state import (
+    evaluation_mode,
+    preserve_attributes,
+    refuse_unobservable,
+)
 from nlbench.introspection.precision import exact_by_default
+from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.introspection.wrappers import through_wrappers
 
-from .intercept import CallInterceptor, CapturePolicy, SiteCall
-from .microbatches import CallIdentity, Interceptor, Microbatches, probe_folded_rows, rows_at_sites
-from .module_calls import ModuleInterceptor
-from .places_and_rows import RowPolicy
-from .reduce import Function, Side
+from .intercept import CallInterceptor, CapturePolicy, ModuleInterceptor, SiteCall
+from .reduce import Function, Side, join
 from .rows import FoldedRows, PositionSelector, UnknownRowOrder
-from .select import Picker, Selection
 from .site import Site, SiteBatch, UnreducedResults
+from .sites_probe import Picker, RowPolicy, Selection
+
+Interceptor = CallInterceptor | ModuleInterceptor
+"""Runs a model and reports the calls of its sites."""
+
+CallIdentity = tuple[str, str, Hashable]
+"""Name and kind of a call, and its position in the network's code."""
+
+
+class Microbatches:
+    """The microbatches of one batch, joined site by site.
+
+    Parameters
+    ----------
+    on_call : callable
+        Called for each call with the call, its index, its input and its output on the whole
+        batch: immediately if the batch is not split, otherwise during the last microbatch. If a
+        batch is restarted because memory ran out, no call is reported twice.
+    """
+
+    def __init__(self, on_call: Callable[[SiteCall, int, Side | None, Side | None], None]) -> None:
+        self._on_call = on_call
+        self._reported: set[str] = set()
+        self.calls: list[CallIdentity] = []
+
+    def split(self, batch: Tensor, limit: int) -> Iterator[Tensor]:
+        """Yield microbatches of at most `limit` samples."""
+        self._sizes = microbatch_sizes(len(batch), limit)
+        # Input and output at each site, for every microbatch so far.
+        self._sides: dict[str, list[tuple[Side, Side]]] = {}
+        first: list[CallIdentity] | None = None
+        for index, microbatch in enumerate(torch.split(batch, self._sizes)):
+            self._index, self.calls = index, []
+            yield microbatch
+            first = self.calls if first is None else first
+            if self.calls != first:
+                raise Undefined(
+                    "the network calls different activations for different samples, so "
+                    "the microbatches of a batch that does not fit into memory can't be joined"
+                )
+
+    def add(self, call: SiteCall) -> None:
+        """Add a call of the current microbatch."""
+        index = len(self.calls)
+        self.calls.append((call.name, call.kind, call.site.origin))
+        sides = self._sides.setdefault(call.name, [])
+        if call.x is not None and call.y is not None:
+            sides.append((call.x, call.y))
+        if self._index == len(self._sizes) - 1:
+            del self._sides[call.name]
+            if call.name not in self._reported:
+                self._reported.add(call.name)
+                self._on_call(call, index, *self._join(call, sides))
+
+    def _join(
+        self, call: SiteCall, sides: Sequence[tuple[Side, Side]]
+    ) -> tuple[Side | None, Side | None]:
+        if not sides:
+            return None, None
+        if call.any_rows:
+            return join([x for x, _ in sides]), join([y for _, y in sides])
+        if sides[0][0].owners is not None and len(sides) == len(self._sizes):
+            starts = list(itertools.accumulate(self._sizes, initial=0))
+            shifted = [
+                [_shift(side, start) for side in pair]
+                for pair, start in zip(sides, starts, strict=False)
+            ]
+            return join([x for x, _ in shifted]), join([y for _, y in shifted])
+        rows = [len(x.reduced) for x, _ in sides]
+        if len(self._sizes) == 1 or (not call.sampled and set(rows) == {1}):
+            # A positional embedding, for example, is a single row, the same in all microbatches.
+            return sides[0]
+        rows_per_sample = {n / size for n, size in zip(rows, self._sizes, strict=False)}
+        # The rows of a single sample may be tokens, with the samples on another axis.
+        is_ambiguous = max(self._sizes) == 1 and rows_per_sample != {1.0}
+        if len(rows) != len(self._sizes) or len(rows_per_sample) > 1 or is_ambiguous:
+            call.problem = (
+                "the batch axis is unknown, and the batch does not fit into memory as a whole"
+            )
+            return None, None
+        return join([x for x, _ in sides]), join([y for _, y in sides])
+
+
+def _shift(side: Side, start: int) -> Side:
+    return side if side.owners is None else replace(side, owners=side.owners + start)
+
+
+def rows_at_sites(
+    make_interceptor: Callable[[CapturePolicy, Callable[[SiteCall], None]], Interceptor],
+    policy: CapturePolicy,
+    samples: Tensor,
+) -> dict[str, Tensor]:
+    """Return the reduced activations and their norms at the selected sites."""
+    rows: dict[str, Tensor] = {}
+
+    def add(call: SiteCall) -> None:
+        for suffix, side in (("", call.x), (" (output)", call.y)):
+            if side is not None:
+                norm = side.function_results["norm"]
+                norms = [norm[:, None]] if isinstance(norm, Tensor) else []
+                rows[call.name + suffix] = torch.cat([side.reduced, *norms], 1)
+
+    interceptor = make_interceptor(_whole_means(policy, {"norm": _norm}, None), add)
+    with preserve_attributes(interceptor.model), interceptor.hooked():
+        interceptor.run(samples.clone())
+    return rows
+
+
+def probe_folded_rows(
+    make_interceptor: Callable[[CapturePolicy, Callable[[SiteCall], None]], Interceptor],
+    policy: CapturePolicy,
+    batch: Tensor,
+) -> None:
+    """Find which rows of a folded first axis belong to which sample, by changing a sample."""
+    sample, other = batch[:1], other_samples(batch)[0]
+    folded = policy.folded
+    assert folded is not None
+    policy = _whole_means(policy, {}, folded)
+    passes: list[dict[str, list[Tensor]]] = []
+    folded.samples = 2
+    try:
+        for pair in ((sample, other), (other, other), (sample, sample)):
+            folded.recorded = {}
+            interceptor = make_interceptor(policy, lambda call: None)
+            with (
+                preserve_attributes(interceptor.model),
+                preserve_rng_state(batch.device),
+                interceptor.hooked(),
+            ):
+                interceptor.run(torch.cat(pair))
+            passes.append(folded.recorded)
+    except Exception:  # A network may accept no pairs; its folded places are then undefined.
+        passes = []
+    finally:
+        folded.recorded = None
+    folded.conclude(passes if len(passes) == 3 else [])
+
+
+def _whole_means(
+    policy: CapturePolicy, functions: Mapping[str, Function], folded: FoldedRows | None
+) -> CapturePolicy:
+    """Return a policy for the same calls, with the mean over all positions of a sample."""
+    positions = PositionSelector(RowPolicy())
+    return replace(
+        policy, reduction="spatial", functions=functions, positions=positions, folded=folded
+    )
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    """Compute the norm of each sample (n,), which changes if samples exchange entries."""
+    wide = tensor.flatten(1).to(torch.promote_types(tensor.dtype, torch.float32))
+    norms: Tensor = torch.linalg.vector_norm(wide, dim=1)
+    return norms
 
 
 @through_wrappers
@@ -68,13 +223,13 @@ def observe_sites(
     of : str
         ``activations``, or other places; see `nlbench.probes.sites.modules.find_places`.
     rows : str
-        See `nlbench.probes.sites.places_and_rows.RowPolicy.parse`.
+        See `nlbench.probes.sites.sites_probe.RowPolicy.parse`.
     skip : int
         Number of leading positions to omit from each sample.
     reduction : {"spatial", "flatten", "published"}
         See `nlbench.probes.sites.reduce.reduce_site`.
     select : str
-        Sites to observe; see `nlbench.probes.sites.select.Selection.parse`.
+        Sites to observe; see `nlbench.probes.sites.sites_probe.Selection.parse`.
     attention : bool
         Include softmaxes.
     functions : mapping of str to callable, optional
@@ -131,12 +286,7 @@ def observe_sites(
         return ModuleInterceptor(model, of, policy, on_call)
 
     interceptor = make_interceptor(policy, lambda call: site_pass.microbatches.add(call))
-    check = partial(
-        rows_at_sites, make_interceptor, attention=attention, selects=site_pass.may_select
-    )
-    probe = partial(
-        probe_folded_rows, make_interceptor, attention=attention, selects=site_pass.may_select
-    )
+    check = partial(rows_at_sites, make_interceptor, policy)
     samples = 0
     distinct = DistinctRows()
     with (
@@ -153,8 +303,7 @@ def observe_sites(
             try:
                 _observe_batch(interceptor, batch, site_pass, limit, check)
             except UnknownRowOrder:
-                assert folded is not None
-                probe(batch, folded)
+                probe_folded_rows(make_interceptor, policy, batch)
                 _observe_batch(interceptor, batch, site_pass, limit, check)
             site_pass.end_batch()
             samples += len(batch)

@@ -1,15 +1,265 @@
-"""The probe `sites` and its options, without PyTorch."""
+"""The probe `sites`, its options and their parsers, without PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+import fnmatch
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
+from nlbench.errors import RequestError, nearest
 from nlbench.options import Option
 from nlbench.probes import LazyProbe, ProbeOptions
 
-from .places_and_rows import RowPolicy, parse_places
-from .select import Selection
+if TYPE_CHECKING:
+    from .site import Site
+
+
+ROLES = ("activation", "gate", "attention", "softcap", "block", "mlp", "span", "module")
+_ATTRIBUTES = ("every", "kind", "role")
+
+
+@dataclass(frozen=True)
+class _Alternative:
+    """Conditions that a site must all meet."""
+
+    text: str
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    roles: tuple[str, ...]
+    every: int
+
+    def may_take(self, name: str, kind: str | None) -> bool:
+        return all(fnmatch.fnmatchcase(name, glob) for glob in self.names) and all(
+            kind is None or fnmatch.fnmatchcase(kind, glob) for glob in self.kinds
+        )
+
+    def meets(self, site: Site) -> bool:
+        return self.may_take(site.name, site.kind) and all(role == site.role for role in self.roles)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A selection of sites.
+
+    Parameters
+    ----------
+    choices : tuple
+        Alternatives; a site has to match one of them. If empty, all sites are selected.
+
+    Examples
+    --------
+    >>> selection = Selection.parse("layer1.*, kind:gelu+every:2")
+    >>> selection.may_take("layer1.0.relu", "relu"), selection.may_take("act", "relu")
+    (True, False)
+    """
+
+    choices: tuple[_Alternative, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Selection:
+        """Parse comma-separated alternatives, each consisting of conditions joined by ``+``.
+
+        A condition is a glob over names, ``kind:GLOB``, ``role:ROLE`` or ``every:K``. The last one
+        selects every k-th of the sites that meet the other conditions, starting with the first.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the text is invalid.
+        """
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        return cls(tuple(_parse(part) for part in parts if part != "*"))
+
+    def may_take(self, name: str, kind: str | None) -> bool:
+        """Return True if a site may be selected; the kind is None if not yet known."""
+        return not self.choices or any(choice.may_take(name, kind) for choice in self.choices)
+
+    def check(self, sites: Iterable[Site]) -> None:
+        """Raise `nlbench.RequestError` if an alternative matches none of a model's sites."""
+        known = list(sites)
+        for choice in self.choices:
+            if known and not any(choice.meets(site) for site in known):
+                near = _nearest(choice, known)
+                raise RequestError(
+                    f"sites.select: '{choice.text}' matches none of the {len(known)} sites{near}"
+                )
+
+
+def _nearest(choice: _Alternative, sites: list[Site]) -> str:
+    if choice.names:
+        return nearest(choice.names[0], {site.name for site in sites})
+    if choice.kinds:
+        return nearest(choice.kinds[0], {site.kind for site in sites})
+    if "attention" in choice.roles:
+        return "; softmaxes of attention are sites only with sites.attention=true"
+    return nearest(choice.roles[0], {site.role for site in sites}) if choice.roles else ""
+
+
+class Picker:
+    """A selection applied to the sites in one forward pass, in call order."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._choices = selection.choices
+        self._met: Counter[int] = Counter()
+
+    def takes(self, site: Site) -> bool:
+        """Return True if the next site is selected."""
+        is_selected = not self._choices
+        for index, choice in enumerate(self._choices):
+            if choice.meets(site):
+                is_selected |= self._met[index] % choice.every == 0
+                self._met[index] += 1
+        return is_selected
+
+
+def _parse(text: str) -> _Alternative:
+    names, kinds, roles, every = [], [], [], 1
+    for condition in (part.strip() for part in text.split("+")):
+        attribute, colon, value = condition.partition(":")
+        # The name of a site's second call also contains a colon: `relu:1`.
+        is_name = "=" not in condition and (
+            not colon or value.isdigit() or any(mark in value for mark in "*?[")
+        )
+        if attribute == "every":
+            if not value.isdigit() or int(value) < 1:
+                raise RequestError(f"sites.select: '{condition}', expected every:K with K ≥ 1")
+            every = int(value)
+        elif attribute == "kind" and value:
+            kinds.append(value)
+        elif attribute == "role" and value in ROLES:
+            roles.append(value)
+        elif attribute == "role" and colon:
+            raise RequestError(f"sites.select: unknown role '{value}'{nearest(value, ROLES)}")
+        elif condition and is_name:
+            names.append(condition)
+        else:
+            raise RequestError(
+                f"sites.select: invalid condition '{condition or text}', expected a glob, "
+                f"kind:KIND, role:ROLE or every:K{nearest(attribute, _ATTRIBUTES) if colon else ''}"
+            )
+    return _Alternative(text, tuple(names), tuple(kinds), tuple(roles), every)
+
+
+PLACES = ("activations", "blocks", "mlp", "attention", "spans:L", "modules:GLOB")
+"""Values of ``sites.of``."""
+
+ROWS = ("auto", "samples", "tokens", "tokens:K", "last", "nodes")
+"""Values of ``sites.rows``."""
+
+
+def parse_places(of: str) -> tuple[str, ...]:
+    """Parse the value of ``sites.of``: comma-separated names from `PLACES`.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If a name is unknown, or if ``activations`` is combined with other names.
+    """
+    names = tuple(name.strip() for name in of.split(",") if name.strip())
+    for name in names:
+        if name.startswith("spans:"):
+            parse_lengths(name)
+        elif name not in PLACES[:-2] and not (name.startswith("modules:") and name[8:]):
+            raise RequestError(f"sites.of: unknown '{name}'{nearest(name, PLACES)}")
+    if not names or ("activations" in names and len(names) > 1):
+        others = ", ".join(PLACES[1:])
+        raise RequestError(f"sites.of: '{of}', expected activations alone, or some of {others}")
+    return names
+
+
+def parse_lengths(spans: str) -> range:
+    """Parse the lengths of spans, in blocks, from ``spans:L`` or ``spans:A..B``.
+
+    Raises
+    ------
+    nlbench.RequestError
+
+    Examples
+    --------
+    >>> list(parse_lengths("spans:4")), list(parse_lengths("spans:2..4"))
+    ([4], [2, 3, 4])
+    """
+    first, dots, last = spans.removeprefix("spans:").partition("..")
+    last = last if dots else first
+    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last)):
+        raise RequestError(
+            f"sites.of: '{spans}', expected a number of blocks as in spans:4, or spans:2..8"
+        )
+    return range(int(first), int(last) + 1)
+
+
+@dataclass(frozen=True)
+class RowPolicy:
+    """Selection of the rows of an activation.
+
+    Parameters
+    ----------
+    tokens : bool
+        True if each row is one position of a sample; otherwise each row is a sample.
+    count : int or None
+        Number of positions to draw from each sample; None for all.
+    last : bool
+        Use only the last position of each sample.
+    skip : int
+        Number of leading positions to omit.
+    nodes : bool
+        True if each row is an entry of the first axis, as in a graph, however many there are.
+    """
+
+    tokens: bool = False
+    count: int | None = None
+    last: bool = False
+    skip: int = 0
+    nodes: bool = False
+
+    @classmethod
+    def parse(cls, rows: str, skip: int, of: str) -> RowPolicy:
+        """Parse ``sites.rows``; with ``auto``, activations and modules have one row per sample.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the value is unknown.
+
+        Examples
+        --------
+        >>> RowPolicy.parse("tokens:32", 1, "blocks")
+        RowPolicy(tokens=True, count=32, last=False, skip=1, nodes=False)
+        >>> [RowPolicy.parse("auto", 0, of).tokens for of in ("activations", "mlp")]
+        [False, True]
+        """
+        if rows == "auto":
+            rows = "samples" if of.startswith(("activations", "modules:")) else "tokens"
+        if rows == "nodes":
+            if skip:
+                raise RequestError("sites.skip omits positions of a sample, and nodes have none")
+            return cls(nodes=True)
+        kind, colon, number = rows.partition(":")
+        is_number = number.isdigit() and int(number) > 0
+        if kind not in ("samples", "tokens", "last") or (
+            colon and not (kind == "tokens" and is_number)
+        ):
+            raise RequestError(f"sites.rows: unknown '{rows}', expected one of {', '.join(ROWS)}")
+        return cls(kind != "samples", int(number) if colon else None, kind == "last", skip)
+
+    @property
+    def takes_any_rows(self) -> bool:
+        """True if rows are used even where the sample of each is unknown."""
+        return self.nodes or (self.tokens and not (self.count or self.last or self.skip))
+
+    @property
+    def description(self) -> str:
+        """Description of the rows; empty if each is the mean over all positions of a sample."""
+        if self.nodes:
+            return "rows are nodes"
+        if not self.tokens:
+            return f"without the first {self.skip} positions" if self.skip else ""
+        number = f"{self.count} tokens of each sequence" if self.count else "tokens, not sequences"
+        rows = f"computed over {'last tokens' if self.last else number}"
+        return rows + (f", without the first {self.skip} positions" if self.skip else "")
+
 
 COMPARED_SAMPLES = 4
 """Number of samples that are run first, to test whether float32 is precise enough."""

@@ -7,8 +7,8 @@ from PIL import Image
 from nlbench import registry
 from nlbench.errors import RequestError
 from nlbench.models.datasets.items import read_image
-from nlbench.subjects.build import build_model
 from nlbench.subjects.data import Dataset
+from nlbench.subjects.load import build_model
 from nlbench.subjects.model import model_info
 
 timm = pytest.importorskip("timm")

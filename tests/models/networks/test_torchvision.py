@@ -12,8 +12,8 @@ from nlbench.models.datasets.items import read_image
 from nlbench.models.networks.libraries import NAMES
 from nlbench.plan import make_plan
 from nlbench.request import Request
-from nlbench.subjects.build import build_model
 from nlbench.subjects.data import Dataset
+from nlbench.subjects.load import build_model
 from nlbench.subjects.model import model_info
 from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.weights import load_weights, save_weights

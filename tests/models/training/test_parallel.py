@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nlbench.errors import NlbenchError, NotFinite, RequestError
-from nlbench.execution.worker_pool import keep_workers
+from nlbench.execution.supervisor import keep_workers
 from nlbench.models.training import parallel
 from nlbench.models.training.parallel import train_networks
 from nlbench.models.training.training_request import TrainingRequest

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from nlbench import registry
 from nlbench.cli.app import app
-from nlbench.cli.traceability import traceability
+from nlbench.cli.listing import traceability
 from nlbench.errors import RequestError
 from nlbench.subjects.load import load_dataset
 

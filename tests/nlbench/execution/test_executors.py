@@ -23,14 +23,13 @@ import nlbench
 from nlbench.errors import RequestError
 from nlbench.execution import dask_cluster, processes
 from nlbench.execution.dask_cluster import _call_within
-from nlbench.execution.supervisor import WorkerCrash
+from nlbench.execution.supervisor import WorkerCrash, WorkerPool
 from nlbench.execution.unit_runner import UnitRunner
 from nlbench.execution.work_units import (
     Unit,
     to_message,
     units_of,
 )
-from nlbench.execution.worker_pool import WorkerPool
 from nlbench.plan import make_plan
 from nlbench.progress import ProgressMonitor
 from nlbench.request import ExecutionOptions, Request
@@ -38,7 +37,7 @@ from nlbench.runner import run
 from nlbench.signals import interruptible
 from nlbench.store import locked_folder
 from nlbench.store.record import RecordedMachine
-from nlbench.store.table import table_text
+from nlbench.store.run_folder import table_text
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from torch import nn
 
 import nlbench
 from nlbench.execution import probe_pass
-from nlbench.execution.cost_meter import CostMeter
+from nlbench.execution.devices import CostMeter
 from nlbench.execution.worker import CellTimeout
 from nlbench.introspection.random_state import RandomStream
 from nlbench.measure import Measure, Result

@@ -10,10 +10,10 @@ from torch import nn
 
 import nlbench
 from nlbench.introspection.attention import without_fast_path
-from nlbench.introspection.exclusive import measurement_thread, one_measurement
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.precision import exact_arithmetic, exact_by_default
 from nlbench.introspection.process_state import restored_process_state
+from nlbench.introspection.threads import measurement_thread, one_measurement
 from nlbench.probes.graph.graph_observation import channel_graph
 from nlbench.probes.lines import trace_segment
 from nlbench.probes.sites.sites_observation import list_sites

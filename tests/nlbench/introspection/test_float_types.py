@@ -8,8 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from nlbench.introspection.float_types import FloatTypeMode
-from nlbench.introspection.model_copy import cpu_copy, double_copy, shape_copy, typed_copy
+from nlbench.introspection.model_copy import (
+    FloatTypeMode,
+    cpu_copy,
+    double_copy,
+    shape_copy,
+    typed_copy,
+)
 from nlbench.probes.lines import estimate_segment, trace_segment
 
 OTHER = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))

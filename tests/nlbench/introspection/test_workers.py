@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.introspection.workers import BackgroundWorkers
+from nlbench.introspection.threads import BackgroundWorkers
 
 
 def size(item):

@@ -7,9 +7,8 @@ from drawing import before_drawing
 from torch import nn
 
 import nlbench
-from nlbench.conformance.derived_measures import check_replicates
-from nlbench.conformance.trial import Trial, relu_network
-from nlbench.conformance.trial import samples as trial_samples
+from nlbench.conformance.checks import Trial, check_replicates, relu_network
+from nlbench.conformance.checks import samples as trial_samples
 from nlbench.errors import Undefined
 from nlbench.evaluation import SEED
 from nlbench.execution.probe_pass import Pass

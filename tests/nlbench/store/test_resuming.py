@@ -11,7 +11,7 @@ from nlbench.errors import RequestError
 from nlbench.execution import unit_runner
 from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import preview, run
-from nlbench.store.merge import merge_runs
+from nlbench.store.run import merge_runs
 from nlbench.store.run_folder import RunFolder
 
 

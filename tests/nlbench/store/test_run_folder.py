@@ -14,13 +14,11 @@ from made_records import make_record
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
 from nlbench.reports.manifest import manifest_text
-from nlbench.serialization.versioned import FORMAT
+from nlbench.serialization.files import FORMAT
 from nlbench.store import run_folder
 from nlbench.store.manifest import Manifest, make_manifest
-from nlbench.store.merge import merge_runs
-from nlbench.store.run import Run, load_run
-from nlbench.store.run_folder import RunFolder
-from nlbench.store.table import COLUMNS
+from nlbench.store.run import Run, load_run, merge_runs
+from nlbench.store.run_folder import COLUMNS, RunFolder
 
 
 def record(measure="affinity", key="k", result=None, model="vgg8", seed=0):

@@ -12,9 +12,8 @@ from nlbench.citation import Source
 from nlbench.errors import PluginError, RequestError
 from nlbench.options import Option
 from nlbench.serialization.hashing import state_hash, tensor_hash
-from nlbench.subjects.build import build_model
 from nlbench.subjects.data import Dataset, Preprocessing, Sample, dataset
-from nlbench.subjects.load import load_dataset, load_subject
+from nlbench.subjects.load import build_model, load_dataset, load_subject
 from nlbench.subjects.model import model
 from nlbench.subjects.samples import HEAD_SAMPLES, Batches, draw, rebatched, sample_facts
 from nlbench.subjects.spec import SubjectSpec

@@ -11,10 +11,8 @@ from nlbench.errors import RequestError
 from nlbench.plan import make_plan
 from nlbench.request import ExecutionOptions, Request
 from nlbench.settings import resolve_settings
-from nlbench.subjects.arguments import resolve_arguments
-from nlbench.subjects.build import build_model
-from nlbench.subjects.load import load_dataset, load_subject
-from nlbench.subjects.model import declared_info
+from nlbench.subjects.load import build_model, load_dataset, load_subject
+from nlbench.subjects.model import declared_info, resolve_arguments
 from nlbench.subjects.own import OwnModel
 from nlbench.subjects.spec import SubjectSpec
 

@@ -9,7 +9,7 @@ from nlbench.errors import RequestError
 from nlbench.measures.affinity import affinity_score
 from nlbench.studies.networks.perceptrons import redshift_mlp, redshift_network
 from nlbench.studies.shared.points import grid
-from nlbench.subjects.build import build_model
+from nlbench.subjects.load import build_model
 
 # Mean affinity and its spread over layers, from the slides of Bouniot et al.; names as registered.
 SLIDES = {

@@ -16,8 +16,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from nlbench.introspection.exclusive import measurement_thread
-from nlbench.introspection.threads import torch_threads
+from nlbench.introspection.threads import measurement_thread, torch_threads
 
 Task = TypeVar("Task")
 Work = Callable[[Task], Sequence[Task]]

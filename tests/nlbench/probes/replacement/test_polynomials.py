@@ -10,8 +10,7 @@ from torch import nn
 
 import nlbench
 from nlbench.errors import NotFinite, RequestError, Undefined
-from nlbench.probes.replacement.fits import AffineFit
-from nlbench.probes.replacement.polynomials import PolynomialFit, legendre
+from nlbench.probes.replacement.fits import AffineFit, PolynomialFit, legendre
 from nlbench.probes.replacement.replacement_probe import parse_maps
 
 

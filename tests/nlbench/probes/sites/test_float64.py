@@ -4,7 +4,7 @@ from torch import nn
 
 import nlbench
 from nlbench.probes.sites import float64
-from nlbench.probes.sites.float64 import unresolved_sites
+from nlbench.probes.sites.listeners import unresolved_sites
 
 MEASURES = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
 

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 
 import nlbench
-from nlbench.probes.sites.places_and_rows import RowPolicy
 from nlbench.probes.sites.rows import draw_rows
 from nlbench.probes.sites.site import SiteBatch
 from nlbench.probes.sites.sites_observation import list_sites, observe_sites
+from nlbench.probes.sites.sites_probe import RowPolicy
 
 
 class Masked(nn.Module):

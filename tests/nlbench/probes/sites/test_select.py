@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.errors import RequestError
-from nlbench.probes.sites.select import Picker, Selection
 from nlbench.probes.sites.sites_observation import observe_sites
+from nlbench.probes.sites.sites_probe import Picker, Selection
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """What measures share: computed once, the same numbers as alone, and nothing that others write."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,9 +11,8 @@ from nlbench.errors import NotFinite
 from nlbench.measure import Measure, Result
 from nlbench.measures.statistics import moments, prepared
 from nlbench.measures.statistics.prepared import prepare_batch
-from nlbench.probes.sites import shared
-from nlbench.probes.sites.shared import SharedAccess, SharedBatch
-from nlbench.probes.sites.site import Site, SiteBatch
+from nlbench.probes.sites import site
+from nlbench.probes.sites.site import SharedBatch, Site, SiteBatch
 
 SITE_MEASURES = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
 
@@ -108,21 +109,25 @@ def test_samples_and_moments_are_computed_once(network, monkeypatch):
     assert calls == {"as_samples": 2 * sites * batches, "of": sites * batches}
 
 
+def batch_of(x):
+    return SiteBatch(Site("act", "relu", 0, (1,), 1), 0, x, torch.ones_like(x))
+
+
 def test_an_error_is_raised_for_each_that_asks():
-    pair = SharedBatch(torch.tensor([[torch.nan]]), torch.ones(1, 1))
+    pair = SharedBatch(batch_of(torch.tensor([[torch.nan]])))
     for _ in range(2):
         with pytest.raises(NotFinite, match="x: 1 of 1"):
-            SharedAccess(pair).get(prepare_batch)
+            replace(batch_of(torch.ones(1, 1)), borrowed=pair).shared(prepare_batch)
 
 
 def test_outside_of_pass_function_is_called_each_time():
-    batch = SiteBatch(Site("act", "relu", 0, (1,), 1), 0, torch.ones(3, 1), torch.ones(3, 1))
+    batch = batch_of(torch.ones(3, 1))
     assert batch.shared(prepare_batch) is not batch.shared(prepare_batch)
 
 
 def test_seconds_exclude_other_measures(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(shared.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(site.time, "perf_counter", lambda: now[0])
 
     def inner(pair):
         now[0] += 1
@@ -131,11 +136,12 @@ def test_seconds_exclude_other_measures(monkeypatch):
         pair.shared(inner)
         now[0] += 10
 
-    pair = SharedBatch(torch.ones(1, 1), torch.ones(1, 1))
-    first, second, third = (SharedAccess(pair) for _ in range(3))
-    first.get(inner)
+    pair = SharedBatch(batch_of(torch.ones(1, 1)))
+    first, second, third = (replace(batch_of(torch.ones(1, 1)), borrowed=pair) for _ in range(3))
+    first.shared(inner)
     # Its own ten seconds are its own, the one before is lent.
-    second.get(outer)
-    third.get(outer)
-    third.get(outer)
-    assert (now[0], first.seconds, second.seconds, third.seconds) == (11, 0, 1, 11)
+    second.shared(outer)
+    third.shared(outer)
+    third.shared(outer)
+    assert [each.borrowed_seconds for each in (first, second, third)] == [0, 1, 11]
+    assert now[0] == 11

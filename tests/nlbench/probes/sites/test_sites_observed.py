@@ -8,7 +8,7 @@ from torch import nn
 
 import nlbench
 from nlbench.errors import RequestError
-from nlbench.introspection.workers import BackgroundWorkers
+from nlbench.introspection.threads import BackgroundWorkers
 from nlbench.measure import Measure, Result, site_measure
 from nlbench.probes.sites import SITES
 from nlbench.probes.sites import listeners as sites

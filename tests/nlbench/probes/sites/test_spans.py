@@ -11,7 +11,7 @@ import nlbench
 from nlbench.errors import RequestError, Undefined
 from nlbench.measures.linearity import linearity_statistics
 from nlbench.probes.sites.modules import find_places
-from nlbench.probes.sites.places_and_rows import parse_lengths, parse_places
+from nlbench.probes.sites.sites_probe import parse_lengths, parse_places
 
 WIDTH = 6
 
