@@ -115,10 +115,12 @@ def _is_wide(n: int, d: int, k: int) -> bool:
 def _centered_kernel(side: PreparedSamples) -> Tensor:
     """Compute the inner products (n, n) of centred samples, without centring them if possible."""
     if side.unit == 1:
-        products = gram(side.values.T)
-        means = products.mean(0)
-        kernel = products - means - means[:, None] + means.mean()
-        if products.trace().item() <= MAX_OFFSET * kernel.trace().item():
+        kernel = gram(side.values.T)
+        trace = kernel.diagonal().sum().item()
+        means = kernel.mean(0)
+        # In place, since memory for more matrices takes as long as the arithmetic.
+        kernel.sub_(means).sub_(means[:, None]).add_(means.mean())
+        if trace <= MAX_OFFSET * kernel.diagonal().sum().item():
             return kernel
     return gram(side.scaled.T)
 

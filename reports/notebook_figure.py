@@ -88,5 +88,5 @@ def laid_out(width: float, format: str, draw: Callable[[Figure], float]) -> Note
         figure.format = format
         figure.set_size_inches(width, draw(figure))
         figure.draw_without_rendering()  # computes the layout while the style is in effect
-        figure.set_layout_engine("none")
+        figure.set_layout_engine(None)  # saving would draw it twice
     return figure
