@@ -225,7 +225,8 @@ def compare_weights(
     directions: int = DIRECTIONS,
 ) -> WeightLinearity:
     """Compare a model with its linearisation at other weights, on inputs of `evaluate`."""
-    output = OutputChoice(dict(settings or {}).get("model.output", ""))
+    options: dict[str, Any] = dict(settings or {})
+    output = OutputChoice(options.get("model.output", ""))
     with (
         unwrapped(model) as network,
         torch.inference_mode(False),

@@ -124,7 +124,7 @@ class Monitor:
         label, weights = self._checkpoint
         if label == now.weights:
             return
-        options = {name: self._options[name] for name in ("labels", "settings")}
+        options: dict[str, Any] = {n: self._options[n] for n in ("labels", "settings")}
         compare = partial(compare_weights, weights, self._model, self._inputs, **options)
         self._changes[now.weights] = comparison_row(label, now, compare)
         if self._since == "previous":

@@ -189,6 +189,21 @@ def test_few_rows_leave_the_full_map_undefined():
     assert run["substitution"].status == "ok"
 
 
+@pytest.mark.parametrize(("samples", "few"), [(2 * 9 * 15, "15.0 rows"), (2 * 9 * 16, "")])
+def test_few_rows_per_coefficient_are_noted(samples, few):
+    model = nn.Sequential(
+        nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 2)
+    )
+    settings = {"replacement.of": "modules:1", "replacement.maps": "affine,identity"}
+    run = nlbench.evaluate(model, draw(samples, 4), ["substitution"], settings=settings)
+    reason = run["substitution"].reason
+    assert ("rows per coefficient" in reason) == bool(few)
+    assert few in reason
+    settings["replacement.maps"] = "channel,affine"
+    run = nlbench.evaluate(model, draw(samples, 4), ["substitution"], settings=settings)
+    assert "rows per coefficient" not in run["substitution"].reason
+
+
 @pytest.mark.parametrize("cost", ["kl", "squared"])
 def test_costs_do_not_depend_on_memory(cost, monkeypatch):
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 3))

@@ -151,6 +151,9 @@ def _range(x: Tensor) -> tuple[Tensor, Tensor]:
 MIN_ROWS_PER_COEFFICIENT = 4
 """Minimum number of rows per coefficient of an output for fitting a full map."""
 
+FEW_ROWS_PER_COEFFICIENT = 16
+"""Number of rows per coefficient below which a full map may cost more than skipping the place."""
+
 
 def rows_of(tensor: Tensor, channel_axis: int) -> Tensor:
     """Copy a tensor into one row per position and one column per channel.
@@ -297,6 +300,11 @@ class AffineFit:
         """Minimum number of rows for `full`: four per coefficient of an output."""
         channels = 0 if self._shift is None else len(self._shift[0])
         return MIN_ROWS_PER_COEFFICIENT * (channels + 1)
+
+    @property
+    def rows_per_coefficient(self) -> float:
+        """Number of rows for each coefficient of an output of `full`."""
+        return MIN_ROWS_PER_COEFFICIENT * self.rows / self.min_rows
 
     def full(self) -> AffineMap | None:
         """Return the best full affine map; None if `is_full` is False or there are too few rows."""

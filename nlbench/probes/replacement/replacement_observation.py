@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from nlbench.probes.probe import OnStep, ProbeFacts, ProbePass
 from nlbench.probes.sites.rows import PositionSelector
 from nlbench.probes.sites.sites_probe import RowPolicy
 
-from .fits import AffineFit, PolynomialMap, rows_of
+from .fits import FEW_ROWS_PER_COEFFICIENT, AffineFit, PolynomialMap, rows_of
 from .interception import CallInterception, ReplaceableCall, find_calls, first_tensor
 from .prefix import Replacement, SharedPrefix
 from .replacement_probe import POLYNOMIAL_DEGREES, UNFITTED, parse_maps
@@ -181,6 +181,7 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
         degree = max((POLYNOMIAL_DEGREES.get(name, 1) for name in names), default=1)
         evaluated: dict[int, int] = {}
         reasons: list[str] = []
+        rows: dict[str, float] = {}
         for group in _groups(places, full_channels, MAX_FITTING_FRACTION * memory):
             indices = itertools.count()
             for half in (0, 1) if options["crossed"] else (0,):
@@ -189,6 +190,11 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
                 reasons += (
                     _missing_map_reason(names[0], place, fits[place.name]) for place in group
                 )
+                rows |= {
+                    name: fit.rows_per_coefficient
+                    for name, fit in fits.items()
+                    if fit.is_full and fit.rows >= fit.min_rows
+                }
                 # The moments of a place are freed as soon as its maps are computed.
                 maps = [
                     (place, name, new)
@@ -212,9 +218,12 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
     )
     if undefined:
         facts["undefined"] = undefined
+    remarks = [_few_rows_remark(rows)] if names[0] == "affine" else []
     if unseen:
         facts["unseen"] = list(unseen)
-        facts["remark"] = f"activations not captured: {', '.join(list(unseen)[:6])}"
+        remarks.append(f"activations not captured: {', '.join(list(unseen)[:6])}")
+    if remark := "; ".join(filter(None, remarks)):
+        facts["remark"] = remark
     return facts
 
 
@@ -347,6 +356,19 @@ def _missing_map_reason(name: str, place: ReplaceableCall, fit: AffineFit) -> st
         f"a full map at {place.name} needs {fit.min_rows:,} rows to fit on, four per coefficient, "
         f"and half of the samples have {fit.rows:,}; measure at least {samples:,} samples (of "
         "text: text.windows), or set replacement.maps=channel"
+    )
+
+
+def _few_rows_remark(rows: Mapping[str, float]) -> str:
+    """Return a remark if full maps have few rows per coefficient, by place; else nothing."""
+    few = {name: count for name, count in rows.items() if count < FEW_ROWS_PER_COEFFICIENT}
+    if not few:
+        return ""
+    return (
+        f"full maps of {len(few)} of {len(rows)} places are fitted to as few as "
+        f"{min(few.values()):.1f} rows per coefficient; below {FEW_ROWS_PER_COEFFICIENT} one can "
+        "cost more than skipping the place: compare with replacement.maps=affine,identity, or "
+        "measure more samples"
     )
 
 
