@@ -25,6 +25,7 @@ END = "<!-- end -->\n"
 WORDS = ("yes", "no", "can't tell", "needs more networks")
 QUOTED = ("removal", "prediction")
 """Studies of which the page quotes tables."""
+LADDERS = ("trained-ladders", "held-out-ladders")
 # Claims that are confirmed, and others that are not, about the same networks and paths.
 CONFIRMED = [
     ("noise", "Networks of wrong labels deviate more than those of clean ones"),
@@ -149,8 +150,9 @@ if __name__ == "__main__":
             copy_verdicts(folder)
         if (folder / "measures").is_dir():
             copy_benchmark(folder / "measures")
-        if (folder / "trained-ladders").is_dir():
-            copy_tables(folder / "trained-ladders", PAGE.parent / "benchmark" / "trained-ladders")
+        for name in LADDERS:
+            if (folder / name).is_dir():
+                copy_tables(folder / name, PAGE.parent / "benchmark" / name)
         for name in QUOTED:
             if (folder / name).is_dir():
                 copy_tables(folder / name, VERDICTS.parent / name)

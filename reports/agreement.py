@@ -271,33 +271,3 @@ def agreement_frame(
     ]
     columns = ["coefficient", "measure", "other", "value", "low", "high", "n", "networks"]
     return pd.DataFrame(rows, columns=columns)
-
-
-def paired_share(differences: ArrayLike) -> Correlation:
-    """Compute the fraction of positive differences, with Wilson's interval; ties count half.
-
-    Parameters
-    ----------
-    differences : array of shape (n,)
-
-    References
-    ----------
-    E. B. Wilson, "Probable inference, the law of succession, and statistical inference",
-    Journal of the American Statistical Association 22, 1927.
-
-    Examples
-    --------
-    >>> share = paired_share([1.0, 2.0, -1.0, 3.0])
-    >>> share.value, round(share.low, 3), round(share.high, 3)
-    (0.75, 0.301, 0.954)
-    """
-    values = np.asarray(differences, dtype=np.float64)
-    values = values[np.isfinite(values)]
-    n = len(values)
-    if n == 0:
-        return _undefined(0)
-    share = float((values > 0).mean() + (values == 0).mean() / 2)
-    z = _WIDTH**2
-    middle = (share + z / (2 * n)) / (1 + z / n)
-    half = _WIDTH / (1 + z / n) * math.sqrt(share * (1 - share) / n + z / (4 * n**2))
-    return Correlation(share, max(0.0, middle - half), min(1.0, middle + half), n)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import pandas as pd
 from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Study, Verdict
-from .framework.figures import legend_below, page_figure
+from .framework.figures import page_figure
 from .framework.verdicts import above, ordered
 from .shared.single_functions import PAPER_ACTIVATIONS, one_batch, summary_values
 from .shared.site_scores import AFFINITY
@@ -74,6 +73,7 @@ class Activations(Study):
         lowest, ridged, width = relative.lowest, absolute.lowest, relative.range
         means = curves["run"]["mean"].nunique()
         table = relative.join(ridged.rename("lowest, absolute ridge")).reset_index()
+        widths = ", ".join(f"{width:g}" for width in sorted(curves["run"].width.unique()))
         averages, averages_text = _averages(curves["run"], ("leaky-relu", "relu", "relu6"))
         verdicts = [
             Verdict(
@@ -129,8 +129,11 @@ class Activations(Study):
         return Findings(
             verdicts,
             {"Lowest score and nonlinear range": table},
-            {f"Affinity of nine activations on N(mean, width²), {means} means": _figure(curves)},
-            ["The paper's text does not state its widths; those used here are in the legend."],
+            {
+                f"Affinity of nine activations on N(mean, width²), {means} means: quartiles over "
+                "widths, whiskers over all (figure 8)": _figure(curves["run"])
+            },
+            [f"The paper's text does not state its widths; here: {widths}."],
         )
 
 
@@ -178,24 +181,17 @@ def _averages(curves: pd.DataFrame, names: tuple[str, ...]) -> tuple[pd.Series, 
     return means, f"{first} vs. {' and '.join(others)}"
 
 
-def _figure(curves: Mapping[str, pd.DataFrame]) -> Figure:
+def _figure(curves: pd.DataFrame) -> Figure:
+    """Draw a box per mean, with its quartiles over widths and whiskers over all of them."""
     figure, grid = page_figure(5.4, rows=3, columns=3, sharex=True, sharey=True)
     for axes, name in zip(grid.flat, PAPER_ACTIVATIONS, strict=True):
-        for part, style in (("absolute", ":"), ("run", "-")):
-            rows = curves[part][curves[part].function == name]
-            for colour, (width, row) in enumerate(rows.groupby("width")):
-                axes.plot(
-                    row["mean"],
-                    row.value,
-                    style,
-                    marker="." if part == "run" else "",
-                    ms=4,
-                    lw=1.2,
-                    color=f"C{colour}",
-                    label=f"width {width:g}" + (", absolute ridge" if part == "absolute" else ""),
-                )
+        known = curves[(curves.function == name) & curves.value.notna()]
+        boxes = {mean: rows.value.to_numpy() for mean, rows in known.groupby("mean")}
+        axes.boxplot(
+            list(boxes.values()), positions=list(boxes), widths=1.3, whis=(0, 100),
+            manage_ticks=False,
+        )  # fmt: skip
         axes.set(title=name, ylim=(-0.03, 1.05))
     for axes in grid[-1]:
         axes.set_xlabel("mean of the input")
-    legend_below(figure, grid.flat[0], 3)
     return figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,13 +10,15 @@ import pandas as pd
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import legend_below, page_figure
-from .framework.verdicts import above, ordered, within
-from .shared.linear_regions import shipped_networks
+from .framework.verdicts import Decision, mean_above, mean_below
+from .shared.linear_regions import RECIPES, shipped_networks
 from .shared.linearised_networks import (
     SOURCE,
     epochs_remark,
+    floor_text,
     is_short,
     layer_table,
+    linear_floor,
     linearise,
     measure_networks,
     network_table,
@@ -41,36 +43,33 @@ class CoreNetworks(Study):
 
     question = "Do the units that stay nonlinear form a core of nearly constant depth and width?"
     source = SOURCE
-    needs = "linearises 16 networks (9 shared with early-or-late), trains 2"
-    minutes, quick_minutes = 3.5, 0.3
+    needs = "linearises 55 networks (20 shared with early-or-late), trains 15"
+    minutes, quick_minutes = 12.0, 0.3
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
         """Measure networks with several penalties, widths and depths, and with wrong labels."""
         steps = omegas(context, "post-training")
-        weights: dict[str, list[str | Path]] = {MODEL: ["trained"]}
-        weights[MODEL] += [
-            linearise(context, MODEL, "post-training", omega, seed)
-            for omega in steps
-            for seed in context.seeds_or(3)
-        ]
-        _, noisy = shipped_networks()
-        # The seed decides which labels are wrong, so only seed 0 matches the bundled network.
-        wrong_labels: dict[str, Any] = {"name": f"noise{NOISE:g}", "label_noise": NOISE}
-        weights[MODEL] += [
-            linearise(context, MODEL, "post-training", omega, 0, weights=str(noisy), **wrong_labels)
-            for omega in steps
-        ]
         short: dict[str, Any] = {"name": "quick", "epochs": 1, "warmup_steps": 20}
         changes = short if context.quick else {}
-        seed = context.seeds_or(3)[0]
-        for model in WIDTHS[: 1 if context.quick else None]:
-            start = context.request_training(model, DATA, "auto", seed, **changes)
-            weights[model] = [start]
-            weights[model] += [
-                linearise(context, model, "post-training", omega, seed, weights=str(start))
-                for omega in steps[-2:]
+        weights: dict[str, list[str | Path]] = {MODEL: ["trained"]}
+        for seed in context.seeds_or(5):
+            weights[MODEL] += [
+                linearise(context, MODEL, "post-training", omega, seed) for omega in steps
             ]
+            weights[MODEL].append(linear_floor(context, MODEL, seed))
+            wrong_labels = _wrong_labels(context, seed)
+            weights[MODEL] += [
+                linearise(context, MODEL, "post-training", omega, seed, **wrong_labels)
+                for omega in steps
+            ]
+            for model in WIDTHS[: 1 if context.quick else None]:
+                start = context.request_training(model, DATA, "auto", seed, **changes)
+                weights.setdefault(model, []).append(start)
+                weights[model] += [
+                    linearise(context, model, "post-training", omega, seed, weights=str(start))
+                    for omega in steps[-1 if context.quick else -2 :]
+                ]
         return {"run": measure_networks(context, weights, DATA)}
 
     def analyse(self, runs: Runs) -> Findings:
@@ -87,18 +86,18 @@ class CoreNetworks(Study):
             )
             .reset_index()
         )
-        plain = _lengths_by_omega(lengths, MODEL)
-        steps = ", ".join(f"{omega:g}" for omega in plain.index)
+        shallow = table[(table.model == MODEL) & (table.noise == 0)]
+        depths = _by_seed(table, "pathlength")
+        units = layer_table(runs["run"]).groupby(["model", "mode", "noise", "omega", "seed"])
+        widths = _by_seed(units.nonlinear.mean().reset_index(), "nonlinear")
         verdicts = [
-            paths_shrink(
-                table,
-                list(plain),
-                f"{MODEL}, mean over seeds at ω = {steps}",
+            paths_shrink(shallow, f"{MODEL}, mean over seeds"),
+            _same_for_widths("depth", depths, "path length"),
+            _same_for_widths(
+                "width", widths, "nonlinear units per layer; the latter had twice as many before"
             ),
-            _compare_widths(lengths),
-            _compare_layer_widths(layer_table(runs["run"])),
-            _compare_depths(table, lengths),
-            _compare_difficulties(table, lengths),
+            _compare_depths(table, depths),
+            _compare_difficulties(table, depths),
         ]
         return Findings(
             verdicts,
@@ -109,97 +108,90 @@ class CoreNetworks(Study):
                 )
             },
             [
-                f"Small-scale: {DATA}; seeds of {MODEL}: {table.seed.nunique()}, fewer for other "
-                "networks; the published experiments are on CIFAR and translation.",
+                f"Small-scale: {DATA}; seeds: {table.seed.nunique()}; the published experiments "
+                "are on CIFAR and translation.",
+                f"Test accuracy of {MODEL}: {shallow.accuracy.max():.1%} at most, "
+                f"{floor_text(shallow)}.",
                 epochs_remark(table),
             ],
         )
 
 
-def _lengths_by_omega(lengths: pd.DataFrame, model: str, noise: float = 0.0) -> pd.Series:
-    rows = lengths[(lengths.model == model) & (lengths.noise == noise)]
-    series: pd.Series = rows.sort_values("omega").set_index("omega").pathlength
-    return series
+def _wrong_labels(context: Context, seed: int) -> dict[str, Any]:
+    """Return the fields for linearising a network trained on wrong labels.
+
+    The seed decides which labels are wrong. Quick studies use the bundled network of seed 0.
+    """
+    start = shipped_networks()[1]
+    if not context.quick:
+        start = context.request_training(
+            MODEL, DATA, RECIPES[2], seed, label_noise=NOISE, name=f"noise{NOISE:g}"
+        )
+    name = f"fitted-noise{NOISE:g}"
+    return {"name": name, "label_noise": NOISE, "weights": str(start)}
 
 
-def _pair(first: pd.Series, second: pd.Series) -> pd.DataFrame:
-    """Pair the lengths of two networks by penalty."""
-    return pd.concat([first, second], axis=1, join="inner", keys=["first", "second"])
+def _by_seed(table: pd.DataFrame, column: str) -> Callable[..., pd.DataFrame]:
+    """Return a function that selects values of linearised networks, by seed and penalty."""
+    late = table[table["mode"] == "post-training"]
+
+    def select(model: str, noise: float = 0.0) -> pd.DataFrame:
+        rows = late[(late.model == model) & (late.noise == noise)]
+        return rows.pivot_table(column, "seed", "omega")
+
+    return select
 
 
-def _compare_widths(lengths: pd.DataFrame) -> Verdict:
-    return _same_for_widths(
-        "depth",
-        [_lengths_by_omega(lengths, model) for model in WIDTHS],
-        2,
-        f"path length of {' and '.join(WIDTHS)} under the same ω",
-    )
+def _compare(first: pd.DataFrame, second: pd.DataFrame) -> str:
+    """Format the means of two networks for each penalty."""
+    means = pd.concat([first.mean(), second.mean()], axis=1, join="inner")
+    return ", ".join(f"ω = {omega:g}: {a:.2f} and {b:.2f}" for omega, (a, b) in means.iterrows())
 
 
-def _compare_layer_widths(layers: pd.DataFrame) -> Verdict:
-    """Compare the nonlinear units per layer between networks of different width."""
-    late = layers[layers["mode"] == "post-training"]
-    return _same_for_widths(
-        "width",
-        [late[late.model == model].groupby("omega").nonlinear.mean() for model in WIDTHS],
-        1,
-        f"nonlinear units per layer of {' and '.join(WIDTHS)} under the same ω; the latter had "
-        "twice as many before",
-    )
-
-
-def _same_for_widths(
-    quantity: str, means: Sequence[pd.Series[float]], decimals: int, remark: str
-) -> Verdict:
-    """Compare a mean between the networks of both widths, for each ω."""
-    pairs = _pair(*means)
-    rows = (
-        f"ω = {omega:g}: {row['first']:.{decimals}f} and {row.second:.{decimals}f}"
-        for omega, row in pairs.iterrows()
-    )
+def _same_for_widths(quantity: str, values: Callable[..., pd.DataFrame], what: str) -> Verdict:
+    """Compare a quantity between the networks of both widths."""
+    narrow, wide = map(values, WIDTHS)
+    differences = (wide / narrow - 1).abs().max(axis=1).dropna()
     return Verdict(
         f"The remaining {quantity} hardly depends on the width",
         f"near constant effective {quantity}",
-        ", ".join(rows) or "one width only",
-        within(pairs.second / pairs["first"], 1.0, MAX_RELATIVE_DIFFERENCE),
-        f"{remark}; agrees if within {MAX_RELATIVE_DIFFERENCE:.0%}",
+        _compare(narrow, wide) or "one width only",
+        mean_below(differences, MAX_RELATIVE_DIFFERENCE),
+        f"{what}, {' and '.join(WIDTHS)} under the same ω: the largest relative difference, mean "
+        f"over seeds, with its 95% t interval; agrees if below {MAX_RELATIVE_DIFFERENCE:.0%}",
     )
 
 
-def _compare_depths(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict:
+def _compare_depths(table: pd.DataFrame, depths: Callable[..., pd.DataFrame]) -> Verdict:
     """Test whether linearisation makes the path lengths of deep and shallow networks more alike."""
     deep = WIDTHS[0]
     before = table[(table["mode"] == "reference") & (table.noise == 0)]
-    start = before.groupby("model").pathlength.mean()
-    pairs = _pair(_lengths_by_omega(lengths, deep), _lengths_by_omega(lengths, MODEL))
-    ratios, ours, first_ratio = pairs["first"] / pairs.second, "not measured", np.nan
-    if len(pairs) and {deep, MODEL} <= set(start.index):
-        first_ratio = start[deep] / start[MODEL]
-        listed = ", ".join(f"{ratio:.2f} at ω = {omega:g}" for omega, ratio in ratios.items())
-        ours = f"{first_ratio:.2f} times as deep before, {listed}"
+    starts = before.pivot_table("pathlength", "seed", "model")
+    ratios = (depths(deep) / depths(MODEL)).dropna(how="all").dropna(axis=1)
+    start = starts[deep] / starts[MODEL].mean()
+    differences = np.log(start).abs() - ratios.map(np.log).abs().max(axis=1)
+    listed = ", ".join(f"{ratio:.2f} at ω = {omega:g}" for omega, ratio in ratios.mean().items())
     return Verdict(
         "Linearised networks differ less in depth than the original ones",
         "near constant effective depth",
-        ours,
-        None if is_short(table) else ordered(np.abs(np.log(ratios)), abs(np.log(first_ratio))),
-        f"path length of {deep} divided by that of {MODEL}, under the same ω",
+        f"{start.mean():.2f} times as deep before, {listed}",
+        Decision(None) if is_short(table) else mean_above(differences.dropna()),
+        f"path length of {deep} divided by that of {MODEL}, under the same ω: logarithm before "
+        "minus the largest after; 95% t interval over seeds",
     )
 
 
-def _compare_difficulties(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict:
+def _compare_difficulties(table: pd.DataFrame, depths: Callable[..., pd.DataFrame]) -> Verdict:
     """Test whether networks for a harder task keep longer paths."""
-    noisy, clean = (_lengths_by_omega(lengths, MODEL, noise) for noise in (NOISE, 0.0))
-    pairs = _pair(noisy, clean)
-    rows = (
-        f"ω = {omega:g}: {row['first']:.2f} vs. {row.second:.2f}" for omega, row in pairs.iterrows()
-    )
+    noisy, clean = depths(MODEL, NOISE), depths(MODEL)
+    differences = (noisy - clean).mean(axis=1).dropna()
     return Verdict(
         "A harder task keeps longer nonlinear paths",
         "core networks depend on the difficulty of the task",
-        ", ".join(rows) or "not measured",
-        None if is_short(table) else above(pairs["first"] - pairs.second),
-        f"{MODEL} with {NOISE:.0%} wrong labels (one network per ω) vs. clean ones; decided "
-        "only if all ω agree",
+        _compare(noisy, clean) or "not measured",
+        Decision(None) if is_short(table) else mean_above(differences),
+        f"{MODEL} with {NOISE:.0%} wrong labels and with clean ones: mean difference over ω; 95% "
+        "t interval over seeds",
     )
 
 

@@ -11,8 +11,7 @@ from nlbench.reports.signatures import dtw_distances
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
-from .framework.trends import network_share
-from .framework.verdicts import mean_and_spread, share_above, share_text
+from .framework.verdicts import in_most_networks, mean_and_spread
 from .shared.site_scores import AFFINITY, signatures, site_scores
 from .shared.small_networks import DATA, measure_networks, seeds_by_model
 
@@ -90,15 +89,15 @@ def _is_farther(
 ) -> Verdict:
     if nearer not in distances or farther not in distances:
         return Verdict(claim, published, remark="not measured")
-    is_farther = (distances[farther] > distances[nearer]).to_numpy(dtype=np.float64)
-    share = network_share(is_farther, len(is_farther))
+    is_farther = (distances[farther] > distances[nearer]).to_numpy()
     means = (f"{name} {mean_and_spread(distances[name])}" for name in (farther, nearer))
     return Verdict(
         claim,
         published,
         "; ".join(means),
-        share_above(share),
-        f"networks in this order: {share_text(share)}, compared within each; Wilson interval",
+        in_most_networks(is_farther),
+        f"{is_farther.sum()} of {len(is_farther)} networks in this order, compared within each; "
+        "sign test",
     )
 
 

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
-from .framework.verdicts import rises
+from .framework.verdicts import Decision, mean_above, rises_in_networks
 from .shared.linear_regions import DATA, MEASURES, SOURCE
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ WIDTHS, QUICK_WIDTHS = (4, 8, 16), (4, 8)
 NOISE = 0.2
 MAX_FITTED_ERROR = 0.05
 """Maximum training error at which the labels, including wrong ones, count as fitted."""
-LINES = {"lines.number": 8, "lines.anchors": 4, "lines.tolerance": 0.01}
+LINES = {"lines.number": 4, "lines.anchors": 8, "lines.tolerance": 0.01}
 
 
 class DoubleDescent(Study):
@@ -30,8 +31,8 @@ class DoubleDescent(Study):
 
     question = "Does deviation rise and fall with the width as the test error does?"
     source = SOURCE
-    needs = "trains 6 networks"
-    minutes, quick_minutes = 3.0, 0.2
+    needs = "trains 15 networks"
+    minutes, quick_minutes = 7.5, 0.2
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:
@@ -44,13 +45,13 @@ class DoubleDescent(Study):
         weights = {
             model: tuple(
                 str(context.request_training(model, data, recipe, seed, **changes))
-                for seed in context.seeds_or(2)
+                for seed in context.seeds_or(5)
             )
             for width in (QUICK_WIDTHS if context.quick else WIDTHS)
             for model in [f"resnet18-w{width}"]
         }
         for model, files in weights.items():
-            settings = {**LINES, "lines.number": 2} if context.quick else LINES
+            settings = {**LINES, "lines.number": 1} if context.quick else LINES
             paths = Request(MEASURES, (model,), (data,), files, split="train", settings=settings)
             runs["paths"] = context.run(paths, "paths")
             accuracy = Request(("accuracy",), (model,), (data,), files, samples=0)
@@ -61,15 +62,16 @@ class DoubleDescent(Study):
         """Test the means for a peak or a trend over the widths."""
         table = _networks(runs)
         means = table.groupby("width").mean(numeric_only=True)
+        density = table.pivot_table("density", "seed", "width")
         verdicts = [
-            _has_peak("The test error rises to a peak and falls again", means, "test error"),
-            _has_peak("Deviation rises to a peak and falls again", means, "absdev"),
+            _has_peak("The test error rises to a peak and falls again", table, "test error"),
+            _has_peak("Deviation rises to a peak and falls again", table, "absdev"),
             Verdict(
                 "Density grows with the width, without a peak",
                 "monotonically",
                 _format_by_width(means["density"]),
-                rises(means["density"]),
-                "mean over seeds",
+                rises_in_networks(list(density.to_numpy())),
+                "mean over seeds; exact trend test within seeds",
             ),
         ]
         errors = table["train error"]
@@ -111,20 +113,41 @@ def _format_by_width(means: pd.Series) -> str:
     return ", ".join(f"w{width}: {value:{form}}" for width, value in means.items())
 
 
-def _has_peak(claim: str, means: pd.DataFrame, column: str) -> Verdict:
+def _has_peak(claim: str, table: pd.DataFrame, column: str) -> Verdict:
     """Test for a peak between the narrowest and the widest network."""
-    place, errors = int(np.argmax(means[column])), means["train error"]
-    is_inside = 0 < place < len(means) - 1
+    curves = table.pivot_table(column, "seed", "width").dropna()
+    errors = table.groupby("width")["train error"].mean()
     # The narrowest width that fits the labels may be the peak itself.
-    is_crossed = len(means) > 2 and errors.iloc[0] > MAX_FITTED_ERROR >= errors.iloc[-2:].max()
+    is_crossed = len(errors) > 2 and errors.iloc[0] > MAX_FITTED_ERROR >= errors.iloc[-2:].max()
+    decision = mean_above(_peak_heights(curves.to_numpy()))
+    if decision.agrees is False and not is_crossed:
+        decision = Decision(None)
     return Verdict(
         claim,
         "peak where the training labels are first fitted",
-        _format_by_width(means[column]),
-        True if is_inside else False if is_crossed else None,
-        "means over seeds; refuted only if the narrowest networks don't fit the training labels "
-        "and the two widest do",
+        _format_by_width(curves.mean()),
+        decision,
+        "means over seeds; height of each seed above the higher of its ends, at the inner width "
+        "that is highest on average over the other seeds, with its 95% t interval; refuted only if "
+        "the narrowest networks don't fit the training labels and the two widest do",
     )
+
+
+def _peak_heights(curves: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return each curve's height above its ends, at the place where the other curves peak.
+
+    A place chosen by the curve itself would be high by chance.
+
+    Parameters
+    ----------
+    curves : array of shape (seeds, widths)
+    """
+    seeds, widths = curves.shape
+    if seeds < 2 or widths < 3:
+        return np.array([])
+    others = (curves.sum(0) - curves)[:, 1:-1]
+    heights = curves[np.arange(seeds), 1 + others.argmax(1)]
+    return np.asarray(heights - np.maximum(curves[:, 0], curves[:, -1]))
 
 
 def _figure(means: pd.DataFrame) -> Figure:

@@ -12,7 +12,7 @@ from nlbench.reports.agreement import kendall
 
 from .framework import Findings, Runs, Verdict
 from .framework.figures import page_figure
-from .framework.verdicts import correlates, correlation_text, ordered, range_text
+from .framework.verdicts import correlates, correlation_text, networks_ordered, range_text
 from .shared.classifiers import (
     CLASSIFIERS,
     Classifiers,
@@ -124,8 +124,9 @@ def _trained_transformers(runs: Runs) -> Verdict:
         f"mean score {range_text(lower)}; the others {range_text(higher)}"
         if lower and higher
         else "",
-        ordered(lower, higher),
-        "Transformers for text and for molecules vs. networks for images and sounds",
+        networks_ordered(lower, higher),
+        "Transformers for text and for molecules vs. networks for images and sounds; agrees if "
+        "every one is below every other; a number needed is that of the smaller group",
     )
 
 
@@ -157,7 +158,7 @@ def _transformers(table: pd.DataFrame) -> Verdict:
         published,
         f"mean score {range_text(vits)}; the lowest other is "
         f"{short_name(lowest.network)} with {lowest['mean']:.2f}",
-        ordered(vits, others["mean"]),
+        networks_ordered(vits, others["mean"]),
         "agrees if every ViT's mean score is below that of every other network",
     )
 
@@ -170,7 +171,7 @@ def _early_networks(table: pd.DataFrame) -> Verdict:
         "AlexNet's and VGG's scores are less spread than those of later networks until 2019",
         "very low spread",
         f"at most {early.max():.2f}; the others at least {later.min():.2f}" if are_known else "",
-        ordered(early, later),
+        networks_ordered(early, later),
     )
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from .framework import Findings, Runs, Verdict
 from .framework.figures import COLOURS
-from .framework.trends import MIN_NETWORKS
-from .framework.verdicts import above
+from .framework.verdicts import networks_ordered
 from .shared.linear_regions import (
     MEASURES,
     ClosedPaths,
@@ -83,16 +80,14 @@ def is_lower(
 ) -> Verdict:
     """Test whether all networks of some settings have a lower median than those of others."""
     sides = ([v for name in names for v in by_network[name]] for names in (lower, higher))
-    differences = np.array([b - a for a, b in itertools.product(*sides)])
-    fewest = min(len(by_network[name]) for name in (*lower, *higher))
     return Verdict(
         claim,
         published,
         "; ".join(f"{name}: {over_seeds(by_network[name])}" for name in (*lower, *higher)),
-        above(differences) if fewest >= MIN_NETWORKS else None,
-        "median over paths, mean ± standard deviation over networks; this order holds in "
-        f"{(differences > 0).sum()} of {len(differences)} pairs of networks; decided only if all "
-        f"pairs agree and each setting has at least {MIN_NETWORKS} networks",
+        networks_ordered(*sides),
+        "median over paths, mean ± standard deviation over networks; decided only if all pairs of "
+        "networks agree, and if there are enough of them that this is unlikely by chance; a number "
+        "needed is that of the smaller group",
     )
 
 

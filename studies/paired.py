@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from .framework import Findings, Runs, Verdict
-from .framework.figures import COLOURS, draw_ecdf, draw_intervals, legend_below, page_figure
+from .framework.figures import COLOURS, draw_ecdf, legend_below, page_figure
 from .framework.verdicts import in_most_networks
 from .shared.linear_regions import (
     AXIS_LABELS,
@@ -118,17 +118,15 @@ def share_verdicts(network: str, shares: Shares) -> list[Verdict]:
     for (pair, name, same), share in shares.items():
         if pair[1] != "clean" or name != "density" or same or not len(share.fractions):
             continue
-        decision = in_most_networks(share.fractions >= NEARLY_ALL, share.networks)
         verdicts.append(
             Verdict(
                 f"{prefix}Density separates {pair[0]} from clean labels across seeds too",
                 "",
-                f"{share.mean.text}, {share.networks} networks",
-                decision.agrees,
+                f"{share.text}, {share.networks} networks",
+                in_most_networks(share.fractions >= NEARLY_ALL, share.networks),
                 "each network trained on wrong labels vs. each clean one with a different seed, on "
                 f"the same paths; agrees if most pairs have at least {NEARLY_ALL}, by a sign test "
                 "over networks",
-                decision.needed,
             )
         )
     return verdicts
@@ -139,11 +137,10 @@ def _table(network: str, shares: Shares) -> pd.DataFrame:
     rows = []
     for (pair, name, same), share in shares.items():
         if len(share.fractions):
-            mean = share.mean
-            interval = (mean.value, mean.low, mean.high)
-            rows.append((network, *pair, names[name], seeds[same], share.networks, *interval))
+            mean = share.fractions.mean()
+            rows.append((network, *pair, names[name], seeds[same], share.networks, mean))
     columns = ["network", "higher", "lower", "measure", "networks of", "networks"]
-    return pd.DataFrame(rows, columns=[*columns, "share", "low", "high"])
+    return pd.DataFrame(rows, columns=[*columns, "share"])
 
 
 def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -170,15 +167,13 @@ def _is_above(
     else:
         side = "some"
         holds = (share.fractions > FEW) & (share.fractions < NEARLY_ALL)
-    decision = in_most_networks(holds, share.networks)
     return Verdict(
         f"{prefix}{name} of {pair[0]} is above that of {pair[1]} on {side} paths",
         published,
-        f"{share.mean.text}, so in {np.count_nonzero(holds)} of {share.networks} pairs",
-        decision.agrees,
+        f"{share.text}, so in {np.count_nonzero(holds)} of {share.networks} pairs",
+        in_most_networks(holds, share.networks),
         "fraction of paths, mean over pairs of networks with the same seed; nearly all: at least "
         f"{NEARLY_ALL}, almost no: at most {FEW:g}; agrees if so in most pairs, by a sign test",
-        decision.needed,
     )
 
 
@@ -193,8 +188,8 @@ def _figure(table: pd.DataFrame) -> Figure:
                 names.index(pair) + 0.2 * (index - 0.5)
                 for pair in zip(rows.higher, rows.lower, strict=True)
             ]
-            style = {"fmt": "os"[index], "color": COLOURS[index], "markersize": 4}
-            draw_intervals(axes, rows, "share", places, label=measure, **style)
+            style = {"color": COLOURS[index], "markersize": 4}
+            axes.plot(rows["share"], places, "os"[index], label=measure, **style)
         axes.axvline(0.5, color="#777777", linewidth=0.8)
         axes.set_yticks(range(len(names)), [f"{a} > {b}" for a, b in names], fontsize=7.5)
         axes.set(

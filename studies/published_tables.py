@@ -21,7 +21,7 @@ from .density_vs_deviation import (
 from .framework import Context, Findings, Runs, Verdict
 from .framework.figures import legend_below, page_figure
 from .framework.trends import network_interval
-from .framework.verdicts import above
+from .framework.verdicts import mean_above
 from .noise import is_lower
 from .paired import path_shares, share_verdicts
 from .published_integral import AbsdevAsPublished
@@ -190,7 +190,7 @@ def _is_nearer(network: str, table: pd.DataFrame) -> Verdict:
         "",
         f"mean distance {distances[1].mean():.2f}, {distances[0].mean():.2f} as defined; nearer by "
         f"{nearer.text}, seeds: {nearer.n}",
-        above([nearer.low, nearer.high]),
+        mean_above(gain),
         "mean over the settings for each seed; 95% t interval over seeds",
     )
 

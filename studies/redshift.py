@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from nlbench.citation import Source
@@ -12,7 +13,8 @@ from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
-from .framework.verdicts import above, mean_and_spread, within
+from .framework.trends import network_interval
+from .framework.verdicts import mean_above, mean_and_spread, within
 from .shared.single_functions import one_batch
 
 if TYPE_CHECKING:
@@ -109,7 +111,11 @@ class Redshift(Study):
         return Findings(
             verdicts,
             {"Mean affinity": table},
-            {"Mean affinity, published (bars) and measured here (dots)": _figure(table)},
+            {
+                "Mean affinity, published (bars) and measured here (dots)": _figure(table),
+                "Functions of the networks of one seed, as grey-scale images of the inputs' square "
+                "(figure 4)": _images(int(scores.seed.min()), table),
+            },
             [
                 "The published values are for one network each, ± over its layers; here: ± over "
                 f"{scores.seed.nunique()} seeds, the {GRID_SIDE**2:,} points of the grid in one "
@@ -122,18 +128,16 @@ def _contrast(
     claim: str, signs: list[tuple[int, tuple[str, str, str]]], means: pd.DataFrame
 ) -> Verdict:
     """Test a contrast between panels, paired by the networks' seeds."""
-    from scipy.stats import t
-
     by_seed = means.pivot_table("value", "seed", "model")
     published = sum(sign * PANELS[panel][1] for sign, panel in signs)
     ours = sum((sign * by_seed[PANELS[panel][0]] for sign, panel in signs), 0 * by_seed.iloc[:, 0])
-    n, mean = len(ours), ours.mean()
-    half = t.ppf(0.975, n - 1) * ours.std() / math.sqrt(n) if n > 1 else math.inf
+    mean = ours.mean()
+    half = network_interval(ours)[1] - mean
     return Verdict(
         claim,
         f"{published:+.2f}",
-        f"{mean:+.3f}" + (f" ± {half:.3f}" if n > 1 else ""),
-        above((mean - half, mean + half)),
+        f"{mean:+.3f}" + ("" if math.isnan(half) else f" ± {half:.3f}"),
+        mean_above(ours),
         "difference in mean affinity, 95% interval over networks with the same seeds; "
         "undecided if it contains 0",
     )
@@ -147,4 +151,27 @@ def _figure(table: pd.DataFrame) -> Figure:
     names = [f"{row.activation} {row.weights}\n{row.version}" for row in table.itertuples()]
     axes.set_xticks(places, names, fontsize=7)
     axes.set(ylim=(0, 1.05), ylabel="affinity")
+    return figure
+
+
+def _images(seed: int, table: pd.DataFrame) -> Figure:
+    """Draw the output of each network over the grid of its inputs, from its least to its most."""
+    import torch
+
+    from nlbench.subjects.load import load_subject
+    from nlbench.subjects.spec import SubjectSpec
+
+    figure, grid = page_figure(4.0, rows=2, columns=4)
+    options = (("side", GRID_SIDE),)
+    rows = table.set_index(["activation", "weights", "version"])
+    for axes, (panel, (model, _, _)) in zip(grid.flat, PANELS.items(), strict=True):
+        spec = SubjectSpec(model, "init", "grid", seed, None, options=options)
+        subject = load_subject(spec, torch.device("cpu"))
+        with torch.no_grad():
+            values = subject.model(subject.inputs).reshape(GRID_SIDE, GRID_SIDE)
+        axes.imshow(np.asarray(values), cmap="gray")
+        axes.set_title(f"{panel[0]} {panel[1]}, {rows.here[panel]:.2f}", fontsize=9)
+        axes.set(xticks=[], yticks=[])
+    grid[0, 0].set_ylabel("original")
+    grid[1, 0].set_ylabel("shifted")
     return figure

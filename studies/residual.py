@@ -10,12 +10,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from nlbench.reports.agreement import Correlation, paired_share
-
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
-from .framework.trends import MIN_NETWORKS, network_interval, network_share
-from .framework.verdicts import above, below, share_above
+from .framework.verdicts import mean_above, mean_below
 from .shared.site_scores import AFFINITY, site_scores
 from .shared.small_networks import measure_networks
 
@@ -140,14 +137,14 @@ def _test_separation(by_network: Mapping[tuple[str, str], np.ndarray]) -> list[V
             "With shortcuts the first and second ReLUs of blocks are two modes",
             "two modes",
             f"D = {_format_values(residual)}",
-            above(network_interval(residual), MIN_SEPARATION),
+            mean_above(residual, MIN_SEPARATION),
             "Ashman's D, above 2 if two modes are separated; 95% t interval over networks",
         ),
         Verdict(
             "Without shortcuts they are one",
             "one mode",
             f"D = {_format_values(plain)}",
-            below(network_interval(plain), MIN_SEPARATION),
+            mean_below(plain, MIN_SEPARATION),
             "the same network, recipe and seeds without the additions",
         ),
     ]
@@ -165,7 +162,7 @@ def _mode_counts(trained: pd.DataFrame) -> list[Verdict]:
                 f"Scores of all ReLUs of {NAMES[model]} have {published}",
                 published,
                 f"BIC for two: {', '.join(f'{gain:+.0f}' for gain in gains)}",
-                above(np.multiply(sign, network_interval(gains))),
+                mean_above(sign * gains),
                 "a mixture of two normal distributions vs. one, for each network; 95% t interval "
                 "of the difference in BIC over networks",
             )
@@ -181,42 +178,45 @@ def _is_near_one(trained: pd.DataFrame) -> Verdict:
         "One mode is of almost linear activations, those after an addition",
         "centred near 1",
         f"median {np.mean(medians):.3f}, {outer.min():.2f} to {outer.max():.2f}",
-        above(network_interval(medians), NEAR_ONE),
+        mean_above(medians, NEAR_ONE),
         f"near 1: a median of at least {NEAR_ONE}; 95% t interval over networks",
     )
 
 
 def _second_is_more_linear(trained: pd.DataFrame) -> Verdict:
     """Compare the two ReLUs of each block."""
-    shares: dict[str, Correlation] = {}
-    for model in NAMES:
-        by_network = [
-            paired_share(outer.to_numpy() - inner.to_numpy()).value
+    shares = {
+        model: [
+            float(np.mean(outer.to_numpy() > inner.to_numpy()))
             for _, sites in trained[trained.model == model].groupby("seed")
             for inner, outer in [_inner_outer(sites)]
         ]
-        shares[model] = network_share(by_network, len(by_network))
+        for model in NAMES
+    }
+    means = {model: f"{np.mean(values):.2f}" for model, values in shares.items()}
     return Verdict(
         "In a block the ReLU after the addition is the more linear one",
         "",
-        f"{shares['resnet20'].text} of blocks; without additions {shares['plain20'].text}",
-        share_above(shares["resnet20"]),
-        "fraction of blocks, mean over networks with the 95% Wilson interval over networks",
+        f"{means['resnet20']} of blocks; without additions {means['plain20']}",
+        mean_above(shares["resnet20"], 0.5),
+        "fraction of blocks, mean over networks; 95% t interval over networks, or a sign test if "
+        "all are equal",
     )
 
 
 def _comes_with_training(by_network: Mapping[tuple[str, str], np.ndarray], drawn: int) -> Verdict:
     before = by_network.get(("drawn", "ResNet20"), np.array([])) if drawn else np.array([])
     after = by_network["trained", "ResNet20"]
-    is_new = [below(before, MIN_SEPARATION), above(after, MIN_SEPARATION)]
-    answer = False if False in is_new else None if None in is_new else True
+    margins = [
+        min(MIN_SEPARATION - a, b - MIN_SEPARATION) for a, b in zip(before, after, strict=False)
+    ]
     return Verdict(
         "The two modes of ResNet20 come with training",
         "",
         f"D before training {_format_values(before) or '–'}, after {_format_values(after)}",
-        answer if len(before) == len(after) >= MIN_NETWORKS else None,
-        "D is below 2 before training and above 2 after it, in each of at least "
-        f"{MIN_NETWORKS} networks; batch norm's statistics before training are those of the "
+        mean_above(margins),
+        "D is below 2 before training and above 2 after it: the smaller distance to 2, with its "
+        "95% t interval over networks; batch norm's statistics before training are those of the "
         "samples",
     )
 

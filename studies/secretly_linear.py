@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from nlbench.citation import Source
 from nlbench.models.zoo.catalogue import MEMBERS, Member
-from nlbench.reports.agreement import paired_share
 from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
-from .framework.trends import MIN_NETWORKS, SIGNIFICANCE, network_interval, sign_test
-from .framework.verdicts import above, below, range_text, share_above, share_text
+from .framework.trends import network_interval
+from .framework.verdicts import in_most_networks, mean_above, mean_below, range_text
 from .shared.site_scores import site_scores
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ RECOVERABLE, NOT_RECOVERABLE = 0.99, 0.3
 """Held-out R² of the most and the least linear MLP in one published network (Whipp 2026)."""
 MAX_PERPLEXITY_COST = 0.037
 """Maximum published cost of replacing an MLP of GPT-2 Large by an affine map (Balogh 2026)."""
+OVER_NETWORKS = "mean over networks with its 95% t interval, or a sign test if all are equal"
 MIN_STANDARD_ERRORS = 2.0
 """Number of standard errors by which two costs must differ for one to count as larger."""
 
@@ -130,8 +131,8 @@ class SecretlyLinear(Study):
         "Linear Is a Transformer Feed-Forward Block? arXiv:2606.19379, 2026; P. Balogh. Half the "
         "Nonlinearity Is Wasted. arXiv:2603.03459, 2026."
     )
-    needs = "trains 3 small GPTs; SmolLM2 and MiniLM from the zoo; neither if quick"
-    minutes, quick_minutes = 8, 0.5
+    needs = "trains 6 small GPTs; SmolLM2 and MiniLM from the zoo; neither if quick"
+    minutes, quick_minutes = 12, 0.5
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -140,7 +141,7 @@ class SecretlyLinear(Study):
         runs = {name: _run(context, name, ("trained",), (0,)) for name in zoo}
         if SMOLLM2 in runs:
             runs[SMOLLM2 + MLP] = _run(context, SMOLLM2, ("trained",), (0,), "mlp")
-        seeds = context.seeds_or(3)
+        seeds = context.seeds_or(6)
         data, recipe = QUICK_TRAINING if context.quick else TRAINING
         checkpoints = [
             context.request_training(GPT, DATA, "auto", seed, options=data, **recipe)
@@ -174,7 +175,7 @@ class SecretlyLinear(Study):
                 _is_near_one(str(label), rows, "published", f"{PUBLISHED_SCORE}"),
                 _is_near_one(str(label), rows, "after norm", ""),
                 _branch_is_less_linear(str(label), rows),
-                _orders_blocks(str(label), pairs),
+                _orders_blocks(str(label), rows, pairs),
             ]
         verdicts.append(_training_lowers(blocks))
         for label, rows in mlps[mlps.state == "trained"].groupby("network", sort=False):
@@ -242,67 +243,28 @@ def pair_table(blocks: pd.DataFrame) -> pd.DataFrame:
         for name, sign in PREDICTORS.items():
             networks = [rows for _, rows in group.groupby("seed")]
             pairs = [pair for net in networks for pair in _decided_pairs(net, name, sign)]
-            tau = astuple(_order_by_cost(group, name, sign))
-            rows.append((network, state, name, len(pairs), sum(pairs), *tau))
-    columns = ["network", "state", "score", "pairs", "changed"]
-    return pd.DataFrame(rows, columns=[*columns, "networks", "tau", "p", "low", "high"])
+            taus = _taus(group, name, sign)
+            interval = np.clip(network_interval(taus), -1, 1)
+            numbers = (len(pairs), sum(pairs), len(taus), np.mean(taus), *interval)
+            rows.append((network, state, name, *numbers))
+    columns = ["network", "state", "score", "pairs", "changed", "networks", "tau", "low", "high"]
+    return pd.DataFrame(rows, columns=columns)
 
 
-@dataclass(frozen=True)
-class _CostOrder:
-    """Kendall's τ between a score and the cost over a network's blocks, averaged over networks.
-
-    Parameters
-    ----------
-    p : float
-        P-value of Kendall's test over the blocks of a single network; NaN for several networks.
-    low, high : float
-        95% t interval over networks; NaN for fewer than three or if τ is the same for all.
-    """
-
-    networks: int
-    tau: float
-    p: float
-    low: float
-    high: float
-
-    @property
-    def agrees(self) -> bool | None:
-        """True if more linear places cost less, False if they cost more; None if undecided."""
-        is_equal = self.networks >= MIN_NETWORKS and math.isnan(self.low) and abs(self.tau) > 0
-        p = sign_test(self.networks, self.networks) if is_equal else self.p
-        return bool(self.tau > 0) if p < SIGNIFICANCE else above([self.low, self.high])
-
-    @property
-    def text(self) -> str:
-        if self.networks == 1:
-            return f"τ = {self.tau:+.2f}, p = {self.p:.2g}"
-        if math.isnan(self.low):
-            relation = "for each of" if self.networks >= MIN_NETWORKS else "over"
-            return f"τ = {self.tau:+.2f} {relation} {self.networks} networks"
-        return f"τ = {self.tau:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
-
-    @property
-    def criterion(self) -> str:
-        if self.networks == 1:
-            return (
-                "Kendall's test over the places of this network, treated as independent: it can't "
-                "show that the same holds for other networks"
-            )
-        return "95% t interval over networks if their values differ, otherwise a sign test"
-
-
-def _order_by_cost(places: pd.DataFrame, name: str, sign: int) -> _CostOrder:
-    tests = [
-        stats.kendalltau(sign * network[name], network.cost, nan_policy="omit")
-        for _, network in places.groupby("seed")
+def _taus(places: pd.DataFrame, name: str, sign: int) -> list[float]:
+    """Compute Kendall's τ between a score and the cost over the places of each network."""
+    return [
+        float(stats.kendalltau(sign * rows[name], rows.cost, nan_policy="omit").statistic)
+        for _, rows in places.groupby("seed")
     ]
-    taus = [float(test.statistic) for test in tests]
-    # Equal values would give an interval of zero width, which would suggest certainty.
-    has_width = np.ptp(taus) > 1e-9
-    interval = np.clip(network_interval(taus), -1, 1) if has_width else (math.nan, math.nan)
-    p = float(tests[0].pvalue) if len(tests) == 1 else math.nan
-    return _CostOrder(len(taus), float(np.mean(taus)), p, *map(float, interval))
+
+
+def _over_networks(values: ArrayLike, form: str = ".3f") -> str:
+    """Format a mean over networks with its 95% t interval up to 1, if there is one."""
+    array = np.asarray(values, dtype=np.float64)
+    low, high = np.clip(network_interval(array), -1, 1)
+    interval = "" if math.isnan(low) else f" ({low:{form}} to {high:{form}})"
+    return f"{array.mean():{form}}{interval}"
 
 
 def _decided_pairs(blocks: pd.DataFrame, name: str, sign: int) -> Iterator[bool]:
@@ -315,54 +277,42 @@ def _decided_pairs(blocks: pd.DataFrame, name: str, sign: int) -> Iterator[bool]
 
 def _is_near_one(label: str, blocks: pd.DataFrame, column: str, published: str) -> Verdict:
     quantity = "stream" if column == "published" else "stream at unit length"
-    means = blocks.groupby("seed")[column].mean().to_numpy()
-    interval = network_interval(means) if len(means) > 1 else (means[0], means[0])
-    of_networks = f"; networks {interval[0]:.3f} to {interval[1]:.3f}" if len(means) > 1 else ""
+    means = blocks.groupby("seed")[column].mean()
     return Verdict(
         f"The {quantity} of {label} has a linearity of {PUBLISHED_SCORE} on average over blocks",
         published,
-        f"{range_text(blocks[column].dropna(), '.3f')}, median {blocks[column].median():.3f}"
-        f"{of_networks}",
-        above(interval, PUBLISHED_SCORE),
-        "mean, minimum and maximum over blocks; agrees if the mean is above "
-        f"{PUBLISHED_SCORE}"
-        + (", by the 95% t interval over networks; " if of_networks else ", for one network; ")
+        f"{_over_networks(means)}, median {blocks[column].median():.3f}, lowest "
+        f"{blocks[column].min():.3f}",
+        mean_above(means, PUBLISHED_SCORE),
+        f"agrees if the mean over blocks is above {PUBLISHED_SCORE}; {OVER_NETWORKS}; "
         + ("in sample" if column == "published" else "held out, after the next block's norm"),
     )
 
 
 def _branch_is_less_linear(label: str, blocks: pd.DataFrame) -> Verdict:
-    differences = (blocks.published - blocks.branch).groupby(blocks.seed).mean().to_numpy()
-    if len(differences) > 1:
-        low, high = network_interval(differences)
-        ours, agrees = f"by {low:.3f} to {high:.3f}", above([low, high])
-        criterion = "mean over blocks with the 95% t interval over networks"
-    else:
-        share = paired_share(blocks.published - blocks.branch)
-        ours, agrees = f"{share_text(share)} of blocks", share_above(share)
-        criterion = (
-            "fraction of the blocks of this network with the 95% Wilson interval, treating them as "
-            "independent: it can't show anything about other networks"
-        )
+    differences = (blocks.published - blocks.branch).groupby(blocks.seed).mean()
+    share = float((blocks.published > blocks.branch).mean())
     return Verdict(
         f"Blocks of {label} are less linear without the residual stream",
         "less linear",
-        f"{ours}; branches {range_text(blocks.branch.dropna(), '.3f')}",
-        agrees,
-        f"in-sample linearity of the output minus the input; {criterion}",
+        f"by {_over_networks(differences)}, {share:.0%} of blocks; branches "
+        f"{range_text(blocks.branch.dropna(), '.3f')}",
+        mean_above(differences),
+        f"in-sample linearity of the output minus the input; mean over blocks, {OVER_NETWORKS}",
     )
 
 
-def _orders_blocks(label: str, pairs: pd.DataFrame) -> Verdict:
+def _orders_blocks(label: str, blocks: pd.DataFrame, pairs: pd.DataFrame) -> Verdict:
     row = _find_row(label, "published", pairs)
-    order = _CostOrder(row.networks, row.tau, row.p, row.low, row.high)
+    taus = _taus(blocks, "published", PREDICTORS["published"])
     return Verdict(
         f"Blocks of {label} with a higher published score cost less to replace",
         "the most linear blocks can be replaced",
-        f"{order.text}; {row.changed} of {row.pairs} pairs ordered differently",
-        order.agrees,
-        f"τ between the score and the cost of the best affine map; {order.criterion}; "
-        f"only pairs whose costs differ by more than {MIN_STANDARD_ERRORS:g} standard errors count",
+        f"τ = {_over_networks(taus, '+.2f')}; {row.changed} of {row.pairs} pairs ordered "
+        "differently",
+        mean_above(taus),
+        f"τ between the score and the cost of the best affine map, {OVER_NETWORKS}; only pairs "
+        f"whose costs differ by more than {MIN_STANDARD_ERRORS:g} standard errors count",
     )
 
 
@@ -379,40 +329,43 @@ def _training_lowers(blocks: pd.DataFrame) -> Verdict:
         "Pretraining lowers the linearity of the stream",
         "lower",
         f"{means.drawn.mean():.4f} initialised, {means.trained.mean():.4f} trained",
-        below(network_interval(differences)),
-        "the small GPT, mean over blocks; 95% t interval over networks",
+        mean_below(differences),
+        f"the small GPT, mean over blocks, {OVER_NETWORKS}",
     )
 
 
 def _mlp_verdicts(label: str, mlps: pd.DataFrame) -> list[Verdict]:
     """Compare the MLPs of a network with published results for other networks."""
-    scores = [network["held out"].to_numpy() for _, network in mlps.groupby("seed")]
-    is_wide = [r2.max() > RECOVERABLE and r2.min() < NOT_RECOVERABLE for r2 in scores]
+    networks = [rows for _, rows in mlps.groupby("seed")]
+    scores = [rows["held out"].to_numpy() for rows in networks]
+    margins = [min(r2.max() - RECOVERABLE, NOT_RECOVERABLE - r2.min()) for r2 in scores]
     rises = np.concatenate([np.diff(r2) > 0 for r2 in scores])
-    order = _order_by_cost(mlps, "held out", -1)
+    taus = _taus(mlps, "held out", -1)
     perplexity = np.expm1(mlps.cost)
     return [
         Verdict(
             f"MLPs of {label} range from linear to strongly nonlinear, not by depth",
             f"held-out R² above {RECOVERABLE} and below {NOT_RECOVERABLE} in one network",
             f"{range_text(mlps['held out'], '.3f')}; {rises.mean():.0%} of steps in depth rise",
-            all(is_wide),
-            "mean, minimum and maximum; published for GPT-2, Pythia-160m and llama-160m (Whipp)",
+            mean_above(margins),
+            "mean, minimum and maximum; published for GPT-2, Pythia-160m and llama-160m (Whipp); "
+            f"smaller distance of the extremes to both bounds, {OVER_NETWORKS}",
         ),
         Verdict(
             f"MLPs of {label} with a higher held-out R² cost less to replace",
             "a targeted compression signal",
-            order.text,
-            order.agrees,
-            "τ with minus the change in loss caused by the best affine map (Whipp); "
-            f"{order.criterion}",
+            f"τ = {_over_networks(taus, '+.2f')}",
+            mean_above(taus),
+            f"τ with minus the change in loss caused by the best affine map (Whipp), "
+            f"{OVER_NETWORKS}",
         ),
         Verdict(
             f"No MLP of {label} costs more than 3.7 % of the perplexity as an affine map",
             f"at most {MAX_PERPLEXITY_COST:.1%}",
             f"median {perplexity.median():.1%}, maximum {perplexity.max():.0%}",
-            bool(perplexity.max() <= MAX_PERPLEXITY_COST),
-            "of GPT-2 Large; Pythia's cost more (Balogh)",
+            in_most_networks(perplexity.groupby(mlps.seed).max() <= MAX_PERPLEXITY_COST),
+            "of GPT-2 Large; Pythia's cost more (Balogh); agrees if so in most networks, by a sign "
+            "test",
         ),
     ]
 
@@ -425,8 +378,8 @@ def _spread_is_learned(mlps: pd.DataFrame) -> Verdict:
         "learned, not architectural",
         f"maximum minus minimum {spread.drawn.mean():.3f} initialised, "
         f"{spread.trained.mean():.3f} trained",
-        above(network_interval((spread.trained - spread.drawn).to_numpy())),
-        "the small GPT, held-out R²; 95% t interval over networks (Whipp)",
+        mean_above(spread.trained - spread.drawn),
+        f"the small GPT, held-out R² (Whipp), {OVER_NETWORKS}",
     )
 
 
@@ -450,9 +403,8 @@ def _remarks(runs: Runs) -> list[str]:
         "The claims are those of the papers' abstracts. Their claims about fine-tuning, gates that "
         "choose between an MLP and its map, and retrained networks are not tested. The cost of "
         "an MLP is the change in loss in nats per token.",
-        "Where a claim is about one network, the units are its blocks or MLPs. They share its text "
-        "and its residual stream, so p-values and intervals over them are too small, and the "
-        "verdict holds for this network only.",
+        "Blocks and MLPs of one network share its text and its residual stream, and are no "
+        "networks: a single network decides no claim.",
     ]
     for name in list(SUBJECTS)[1:]:
         member = _member(name)

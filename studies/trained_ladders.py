@@ -18,7 +18,7 @@ from .measures import applicable
 from .shared.ladder_cells import PARAMETERS, read_cells, read_descriptions
 from .shared.ladder_tables import order_table
 from .shared.ladders import Ladder, Rung
-from .shared.orders import WORDS, Order, adjusted, compute_order
+from .shared.orders import SEEN, WORDS, Order, orders_by_measure
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,7 +33,6 @@ MEASURES = (
     "affinity", "r2", "cka", "linearity", "elementwise-residual", "substitution", "nlc",
     "affine-residual", "geometric-complexity",
 )  # fmt: skip
-SEEN = ("recovers", "sees")
 LINE_MEASURES = ("absdev", "pieces")
 LINES = {"lines.paths": "pairs", "lines.number": 8, "lines.tolerance": 0.01}
 
@@ -136,15 +135,7 @@ class TrainedLadders(Study):
         ladders = {plant.name: plant.ladder(AMOUNTS) for plant in PLANTS}
         cells = read_cells(runs, ladders)
         cells = cells[cells.measure != PARAMETERS]
-        descriptions = read_descriptions(runs)
-        orders: dict[tuple[str, str], Order] = {}
-        for measure, rows in cells.groupby("measure", sort=True):
-            by_ladder = {
-                str(name): compute_order(group, descriptions[str(measure)])
-                for name, group in rows.groupby("ladder", sort=False)
-            }
-            judged = adjusted(by_ladder)
-            orders |= {(str(measure), name): order for name, order in judged.items()}
+        orders = orders_by_measure(cells, read_descriptions(runs))
         values = cells.pivot_table("value", ["ladder", "measure"], "rung", sort=False)
         return Findings(
             list(_verdicts(orders)),
@@ -241,17 +232,15 @@ def _verdicts(orders: Mapping[tuple[str, str], Order]) -> list[Verdict]:
             if not words:
                 continue
             holds = [word in SEEN for word in words.values()]
-            decision = in_most_networks(holds)
             others = [f"{name}: {word}" for name, word in words.items() if word not in SEEN]
             verdicts.append(
                 Verdict(
                     f"{measure} rises with nonlinearity in trained networks where {what}",
                     "",
                     "; ".join([f"{sum(holds)} of {len(words)} networks", *others]),
-                    decision.agrees,
+                    in_most_networks(holds),
                     "exact trend test over draws of samples, adjusted over networks; agrees if "
                     "seen in most networks, by a sign test",
-                    decision.needed,
                 )
             )
     return verdicts

@@ -12,8 +12,7 @@ from nlbench.reports.agreement import kendall
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
-from .framework.trends import MIN_NETWORKS, network_interval
-from .framework.verdicts import above, below, range_text
+from .framework.verdicts import in_most_networks, mean_above, mean_below, range_text
 from .shared.site_scores import AFFINITY, signatures, site_scores
 from .shared.small_networks import measure_networks, seeds_by_model
 
@@ -90,7 +89,7 @@ def _before_training(by_network: Signatures) -> list[Verdict]:
             "Before training, VGG16's activations are the more linear the deeper they are",
             "increasing",
             "τ = " + ", ".join(f"{t.value:.2f}" for t in taus),
-            above(network_interval([t.value for t in taus])),
+            mean_above([t.value for t in taus]),
             "Kendall's τ between score and depth over the sites, for each seed; 95% t interval "
             "over seeds",
         ),
@@ -98,7 +97,7 @@ def _before_training(by_network: Signatures) -> list[Verdict]:
             "Before training, VGG16's last layers are almost linear",
             "almost 1",
             f"{last.mean():.3f} over the last three ({last.min():.3f} to {last.max():.3f})",
-            above(network_interval(last), NEARLY_LINEAR),
+            mean_above(last, NEARLY_LINEAR),
             f"almost 1: above {NEARLY_LINEAR}; 95% t interval over seeds",
         ),
     ]
@@ -119,9 +118,9 @@ def _is_more_nonlinear(pairs: Pairs) -> list[Verdict]:
                 f"Training makes {network}'s activations more nonlinear",
                 "more nonlinear",
                 f"mean score {range_text(changes, '+.3f')}",
-                below(changes) if len(changes) >= MIN_NETWORKS else None,
+                mean_below(changes),
                 f"same seed before and after; lower in {(changes < 0).sum()} of {len(changes)} "
-                f"networks; decided only if all agree and there are at least {MIN_NETWORKS}",
+                "networks; 95% t interval of the mean over networks",
             )
         )
     return verdicts
@@ -135,8 +134,9 @@ def _is_not_monotone(pairs: Pairs) -> Verdict:
         "What training changes neither rises nor falls steadily with depth",
         "non-monotone",
         f"{sum(is_mixed)} of {len(is_mixed)} networks; {share:.0%} of the steps are upwards",
-        all(is_mixed) if len(is_mixed) >= MIN_NETWORKS else None,
-        "difference between the two signatures, from site to site",
+        in_most_networks(is_mixed),
+        "difference between the two signatures, from site to site; agrees if it has rises and "
+        "falls in most networks, by a sign test",
     )
 
 

@@ -163,6 +163,7 @@ def linearity_table(runs: Runs) -> pd.DataFrame:
             summary = record.result.summary
             for column, key in zip(QUANTITIES, ("value", "kernel"), strict=True):
                 table.loc[record.subject.weights, column] = summary[key]
+    table = table[table["mode"] != "floor"]
     return table.sort_values(["mode", "omega", "seed"], ignore_index=True)
 
 

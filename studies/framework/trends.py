@@ -119,19 +119,6 @@ def _divide(counts: list[int], size: int) -> list[int]:
     return quotient[: len(counts) - size + 1]
 
 
-def sign_test(successes: int, trials: int) -> float:
-    """Compute the exact p-value of a one-sided sign test.
-
-    Examples
-    --------
-    >>> sign_test(5, 5), sign_test(3, 3)
-    (0.03125, 0.125)
-    """
-    if not trials:
-        return 1.0
-    return float(stats.binomtest(successes, trials, alternative="greater").pvalue)
-
-
 def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
     """Adjust the p-values of a family of tests by Holm's method.
 
@@ -155,7 +142,7 @@ def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
 def bootstrap_mean(values: ArrayLike) -> Interval:
     """Compute a 95% bootstrap interval for a mean over networks; NaN for fewer than three.
 
-    For equal values use `sign_test`: a width of zero does not mean certainty. Plain bootstrap
+    For equal values use a sign test: a width of zero does not mean certainty. Plain bootstrap
     intervals are too narrow for small samples: by a factor of 9 for two values, 2 for four and 1.1
     for twenty. So the interval is widened to the scale of Student's t distribution.
 
@@ -212,37 +199,6 @@ def mean_correlation(values: ArrayLike) -> Correlation:
     transformed = np.arctanh(np.clip(values, -MAX_CORRELATION, MAX_CORRELATION))
     value, low, high = map(math.tanh, (float(transformed.mean()), *network_interval(transformed)))
     return Correlation(value, low, high, len(transformed))
-
-
-def network_share(shares: ArrayLike, networks: int) -> Correlation:
-    """Average fractions of paths or places over networks, with a Wilson interval over networks.
-
-    Each network counts as one observation, as if all its paths agreed, which gives the widest
-    interval. With fewer than three networks there is no interval.
-
-    Parameters
-    ----------
-    shares : array of shape (n,)
-        One value per network, or per pair of networks that are compared.
-    networks : int
-        Number of independent networks or pairs.
-
-    Examples
-    --------
-    >>> share = network_share([1.0, 1.0, 1.0], 3)
-    >>> share.value, round(float(share.low), 2), share.groups
-    (1.0, 0.44, 3)
-    """
-    array = np.asarray(shares, dtype=np.float64)
-    if networks < MIN_NETWORKS:
-        value = float(array.mean()) if len(array) else math.nan
-        return Correlation(value, math.nan, math.nan, len(array), networks)
-    value, z = float(array.mean()), stats.norm.ppf(1 - SIGNIFICANCE / 2)
-    middle = (value + z**2 / (2 * networks)) / (1 + z**2 / networks)
-    spread = value * (1 - value) / networks + z**2 / (4 * networks**2)
-    half = float(z / (1 + z**2 / networks) * math.sqrt(spread))
-    low, high = max(0.0, middle - half), min(1.0, middle + half)
-    return Correlation(value, low, high, len(array), networks)
 
 
 def intraclass(table: ArrayLike) -> tuple[float, float, float]:

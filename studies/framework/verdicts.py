@@ -6,16 +6,26 @@ A criterion is a pure function of numbers that returns True, False, or None if u
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import stats
 
-from .trends import SIGNIFICANCE
+from .trends import MIN_NETWORKS, SIGNIFICANCE, network_interval, trend_test
 
 if TYPE_CHECKING:
     from nlbench.reports.agreement import Correlation
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a claim about networks holds, and the number needed if there are too few."""
+
+    agrees: bool | None
+    needed: int = 0
 
 
 @dataclass(frozen=True)
@@ -30,8 +40,8 @@ class Verdict:
         The paper's number or words; empty if nothing was published.
     ours : str
         Our value with its interval.
-    agrees : bool or None
-        None if undecided.
+    agrees : bool, None or Decision
+        None if undecided. A decision also sets `needed`.
     remark : str
         The criterion and how the value was obtained.
     needed : int
@@ -46,9 +56,14 @@ class Verdict:
     claim: str
     published: str = ""
     ours: str = ""
-    agrees: bool | None = None
+    agrees: bool | Decision | None = None
     remark: str = ""
     needed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.agrees, Decision):
+            object.__setattr__(self, "needed", self.agrees.needed)
+            object.__setattr__(self, "agrees", self.agrees.agrees)
 
     @property
     def word(self) -> str:
@@ -64,20 +79,18 @@ MIN_POWER = 0.8
 CLAIMED_FRACTION = 0.98
 """Fraction of networks for which a claim about nearly all of them is taken to hold."""
 
-
-@dataclass(frozen=True)
-class Decision:
-    """Whether a claim holds for most networks, and the number needed if there are too few."""
-
-    agrees: bool | None
-    needed: int = 0
+TIE_TOLERANCE = 1e-9
+"""Difference up to which the values of networks count as equal."""
 
 
-def in_most_networks(holds: ArrayLike, networks: int | None = None) -> Decision:
-    """Test whether a claim holds for more, or for fewer, than half of all networks.
+def in_most_networks(
+    holds: ArrayLike, networks: int | None = None, chance: float = 0.5
+) -> Decision:
+    """Test whether a claim holds for more, or for fewer, networks than by chance.
 
-    A two-sided sign test at 5 %. It is not used where it would accept a claim that holds for 98 %
-    of the networks with a probability below 80 %: five networks decide nothing even if all agree.
+    A two-sided binomial test at 5 %, by default a sign test. It is not used where it would accept
+    a claim that holds for 98 % of the networks with a probability below 80 %: five networks decide
+    nothing even if all agree.
 
     Parameters
     ----------
@@ -85,6 +98,8 @@ def in_most_networks(holds: ArrayLike, networks: int | None = None) -> Decision:
         Whether the claim holds for each network, or pair of networks.
     networks : int, optional
         Number of independent ones; n by default.
+    chance : float
+        Fraction of networks for which it would hold by chance.
 
     Examples
     --------
@@ -93,40 +108,113 @@ def in_most_networks(holds: ArrayLike, networks: int | None = None) -> Decision:
     """
     array = np.asarray(holds, dtype=bool)
     n = len(array) if networks is None else networks
-    if not len(array) or sign_test_power(n) < MIN_POWER:
+    if not len(array) or sign_test_power(n, chance=chance) < MIN_POWER:
         needed = n + 1
-        while sign_test_power(needed) < MIN_POWER:
+        while sign_test_power(needed, chance=chance) < MIN_POWER:
             needed += 1
         return Decision(None, needed)
     fraction = float(array.mean())
-    if _is_majority(math.floor(fraction * n + 1e-9), n):
+    if _exceeds(math.floor(fraction * n + 1e-9), n, chance):
         return Decision(True)
-    if _is_majority(math.floor((1 - fraction) * n + 1e-9), n):
+    if _exceeds(math.floor((1 - fraction) * n + 1e-9), n, 1 - chance):
         return Decision(False)
     return Decision(None)
 
 
-def sign_test_power(networks: int, fraction: float = CLAIMED_FRACTION) -> float:
-    """Compute the probability that the sign test accepts a claim that holds for a fraction.
+def sign_test_power(
+    networks: int, fraction: float = CLAIMED_FRACTION, chance: float = 0.5
+) -> float:
+    """Compute the probability that the test accepts a claim that holds for a fraction.
 
-    By symmetry it is also that of rejecting a claim that holds for 1 - `fraction`.
+    For a sign test it is also that of rejecting a claim that holds for 1 - `fraction`.
 
     Examples
     --------
     >>> [round(sign_test_power(n), 2) for n in (3, 5, 6, 9)]
     [0.0, 0.0, 0.89, 0.99]
     """
-    return math.fsum(
-        math.comb(networks, count) * fraction**count * (1 - fraction) ** (networks - count)
-        for count in range(networks + 1)
-        if _is_majority(count, networks)
-    )
+    counts = np.arange(networks + 1)
+    probabilities = stats.binom.pmf(counts, networks, fraction)
+    return float(probabilities[_exceeds(counts, networks, chance)].sum())
 
 
-def _is_majority(count: int, networks: int) -> bool:
-    """Return True if so many of the networks are significantly more than half."""
-    tail = sum(math.comb(networks, k) for k in range(count, networks + 1)) / 2**networks
-    return bool(2 * tail < SIGNIFICANCE)
+def _exceeds(count: ArrayLike, networks: int, chance: float) -> Any:
+    """Return True where so many of the networks are significantly more than by chance."""
+    return 2 * stats.binom.sf(np.asarray(count) - 1, networks, chance) < SIGNIFICANCE
+
+
+def mean_above(values: ArrayLike, bound: float = 0.0) -> Decision:
+    """Test whether the mean over networks lies above a bound, by its 95% t interval.
+
+    Equal values, whose interval has no width, are compared by a sign test.
+
+    Parameters
+    ----------
+    values : array of shape (n,)
+        One value per network.
+
+    Examples
+    --------
+    >>> mean_above([1.0, 1.2, 0.9]), mean_above([1.0])
+    (Decision(agrees=True, needed=0), Decision(agrees=None, needed=3))
+    """
+    array = _array(values)
+    if len(array) < MIN_NETWORKS:
+        return Decision(None, MIN_NETWORKS)
+    if np.ptp(array) <= TIE_TOLERANCE and abs(array[0] - bound) > TIE_TOLERANCE:
+        return in_most_networks(array > bound)
+    return Decision(above(network_interval(array), bound))
+
+
+def mean_below(values: ArrayLike, bound: float = 0.0) -> Decision:
+    """Test whether the mean over networks lies below a bound; see `mean_above`."""
+    return mean_above(-_array(values), -bound)
+
+
+def rises_in_networks(curves: Sequence[ArrayLike]) -> Decision:
+    """Test whether curves of several networks rise, by the exact trend test at 5 %.
+
+    Parameters
+    ----------
+    curves : sequence of arrays of shape (k,)
+        One curve per network or seed.
+
+    Examples
+    --------
+    >>> rises_in_networks([[1, 2, 3]] * 3), rises_in_networks([[1, 2, 3]])
+    (Decision(agrees=True, needed=0), Decision(agrees=None, needed=3))
+    """
+    steps = max((np.size(curve) for curve in curves), default=0)
+    if steps < 2:
+        return Decision(None)
+    needed = MIN_NETWORKS
+    while 2 / math.factorial(steps) ** needed >= SIGNIFICANCE:
+        needed += 1
+    if len(curves) < needed:
+        return Decision(None, needed)
+    trend = trend_test(curves)
+    p = {True: trend.p_rises, False: trend.p_falls}
+    return Decision(next((answer for answer in p if 2 * p[answer] < SIGNIFICANCE), None))
+
+
+def networks_ordered(lower: ArrayLike, higher: ArrayLike) -> Decision:
+    """Test whether every network of one group has a lower value than every network of another.
+
+    It is not used for fewer than three networks, or where such an order has a probability of 5 % or
+    more by chance. The number needed is that of the smaller group.
+
+    Examples
+    --------
+    >>> networks_ordered([1, 2, 3], range(4, 9)), networks_ordered([1, 2], range(4, 9))
+    (Decision(agrees=True, needed=0), Decision(agrees=None, needed=3))
+    """
+    fewer, more = sorted((np.size(lower), np.size(higher)))
+    if not fewer:
+        return Decision(None)
+    needed = max(fewer, MIN_NETWORKS)
+    while 2 / math.comb(needed + max(more, needed), needed) >= SIGNIFICANCE:
+        needed += 1
+    return Decision(None, needed) if needed > fewer else Decision(ordered(lower, higher))
 
 
 def within(values: ArrayLike, target: float, tolerance: ArrayLike) -> bool | None:
@@ -185,13 +273,15 @@ def between(interval: tuple[float, float], limits: tuple[float, float]) -> bool 
 def ordered(lower: ArrayLike, higher: ArrayLike) -> bool | None:
     """Test whether every value in one group lies below every value in another.
 
+    The result is False if every value lies above, and None otherwise, as in `above`. For networks
+    use `networks_ordered`.
+
     Examples
     --------
-    >>> ordered([1, 2], 3), ordered([1, 3], 2), ordered([], 3)
+    >>> ordered([1, 2], 3), ordered([2, 3], 1), ordered([1, 3], 2)
     (True, False, None)
     """
-    first, second = _array(lower), _array(higher)
-    return bool(first.max() < second.min()) if _is_known(first) and _is_known(second) else None
+    return above(np.subtract.outer(_array(higher), _array(lower)))
 
 
 def rises(values: ArrayLike, tolerance: float = 0.0) -> bool | None:
@@ -229,25 +319,6 @@ def correlates(correlation: Correlation, sign: int = 1) -> bool | None:
     return above([sign * correlation.low, sign * correlation.high])
 
 
-def share_above(share: Correlation, bound: float = 0.5) -> bool | None:
-    """Test whether the interval of a fraction lies above a bound.
-
-    The result is None if even full agreement of so few networks would not be significant.
-
-    Examples
-    --------
-    >>> from nlbench.reports.agreement import paired_share
-    >>> [share_above(paired_share([1.0] * networks)) for networks in (5, 6)]
-    [None, True]
-    """
-    answer = above([share.low, share.high], bound)
-    if answer is None:
-        return None
-    # Full agreement of so few networks may be likely by chance (two-sided).
-    chance = bound if answer else 1 - bound
-    return answer if 2 * chance ** (share.groups or share.n) < SIGNIFICANCE else None
-
-
 def _array(values: ArrayLike) -> np.ndarray:
     return np.asarray(values, dtype=np.float64)
 
@@ -270,20 +341,6 @@ def correlation_text(symbol: str, correlation: Correlation) -> str:
     if not math.isfinite(correlation.value):
         return f"too few networks: {correlation.n}"
     return f"{symbol} = {correlation.text}, {correlation.n} networks"
-
-
-def share_text(share: Correlation) -> str:
-    """Format a fraction and its interval in percent.
-
-    Examples
-    --------
-    >>> from nlbench.reports.agreement import paired_share
-    >>> share_text(paired_share([1.0] * 15))
-    '100% of 15 (80% to 100%)'
-    """
-    if not math.isfinite(share.low):
-        return f"{share.value:.0%} of {share.n}" if share.n else "none"
-    return f"{share.value:.0%} of {share.n} ({share.low:.0%} to {share.high:.0%})"
 
 
 def mean_and_spread(values: ArrayLike, form: str = ".2f") -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .formulas import Formula, LinearMap
+from .held_out import DEGREES, NAMES, draw
 
 WIDTH, OUTPUTS = 32, 4
 BLOCKS, TOKENS = 4, 6
@@ -172,9 +173,59 @@ def _map(inputs: int, _: str, index: float) -> nn.Module:
     return nn.Sequential(maps[int(index)](), _mixing(inputs))
 
 
+class _Polynomial(nn.Module):
+    """√(1 - t) x + √t g(x) of each input, where g is a sum of Hermite polynomials."""
+
+    def __init__(self, coefficients: tuple[float, ...], amount: float) -> None:
+        super().__init__()
+        self.coefficients = coefficients
+        self.amount = amount
+
+    def forward(self, x: Tensor) -> Tensor:
+        before, value = x * 0, x * 0 + 1
+        total = math.sqrt(1 - self.amount) * x
+        for k in range(max(DEGREES)):
+            before, value = value, x * value - k * before
+            if k + 1 in DEGREES:
+                weight = self.coefficients[DEGREES.index(k + 1)] / math.sqrt(math.factorial(k + 1))
+                total = total + math.sqrt(self.amount) * weight * value
+        return total
+
+
+class _Branched(nn.Module):
+    """x + t F(x), where F has one hidden layer."""
+
+    def __init__(self, inputs: int, width: int, kind: str, amount: float) -> None:
+        super().__init__()
+        self.amount = amount
+        hidden = (_linear(inputs, width), _activation(kind, 1.0))
+        self.branch = nn.Sequential(*hidden, _linear(width, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.amount * self.branch(x)
+        return out
+
+
+def _held_out(inputs: int, kind: str, amount: float) -> nn.Module:
+    """Build a network of a held-out ladder; see `held_out.draw`."""
+    drawn = draw(kind)
+    if drawn.form == "function":
+        return nn.Sequential(_Polynomial(drawn.coefficients, amount), _mixing(inputs))
+    layers: list[nn.Module] = []
+    size = inputs
+    for _layer in range(drawn.depth):
+        if drawn.form == "branches":
+            layers.append(_Branched(inputs, drawn.width, drawn.activation, amount))
+        else:
+            layers += [_linear(size, drawn.width), _activation(drawn.activation, amount)]
+            size = drawn.width
+    return nn.Sequential(*layers, _linear(size, OUTPUTS))
+
+
 BUILDERS: Mapping[str, Callable[[int, str, float], nn.Module]] = {
     **dict.fromkeys(("relu", "gelu", "tanh", "silu", "softplus", "swish"), _perceptron),
     **dict.fromkeys(("cubic", "degree", "tent", "wiggle"), _elementwise),
+    **dict.fromkeys(NAMES, _held_out),
     "residual": _residual,
     "attention": _attention,
     "sine": _sine,

@@ -14,6 +14,7 @@ from nlbench.errors import RequestError, nearest
 from nlbench.registry import Family
 from nlbench.subjects.model import model
 
+from .held_out import NAMES, draw
 from .perceptrons import perceptron, vector_length
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ CONSTRUCTED: Mapping[str, str] = {
     "tent": "tent map of each input, iterated n times, as one activation",
     "wiggle": "(3 - 2t) x + t sin(10x) / 5 of each input",
     "sums": "(1 - t) x + t |x| from the same ReLUs",
+    **{name: draw(name).text for name in NAMES},
     "map": f"affine map as an activation: {', '.join(MAPS)}",
 }
 """Descriptions by kind of the networks built by `constructed`, which have an amount parameter."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from nlbench.studies.networks.held_out import NAMES, draw
 from nlbench.studies.networks.planted import ACTIVATIONS, DEPTHS, GAINS, MAPS, SLOPES, TWINS
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ QUESTIONS: Mapping[str, str] = {
     "pairs": "Does the measure follow the function where the activations alone are misleading?",
 }
 """Questions that a measure may answer, by group of ladders."""
+QUESTION_BY_FORM = {"units": "activations", "function": "function", "branches": "network"}
+"""Questions of held-out ladders, by form."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +234,12 @@ LADDERS: Mapping[str, Ladder] = {
     )
 }
 """Ladders by name, in the order of docs/benchmark.md."""
+
+HELD_OUT: Mapping[str, Ladder] = {
+    name: _constructed(name, QUESTION_BY_FORM[draw(name).form], _FRACTIONS, seeds=TRAINED_SEEDS)
+    for name in NAMES
+}
+"""Ladders drawn after the recommendations of docs/benchmark.md; see `held_out.draw`."""
 
 TWIN_LADDER = Ladder(
     "twins",

@@ -17,11 +17,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from nlbench.citation import Source
-from nlbench.reports.agreement import Correlation
 from nlbench.request import Request
 from nlbench.studies.framework import Context, Runs, Study
 from nlbench.studies.framework.figures import draw_ecdf, page_figure
-from nlbench.studies.framework.trends import network_share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -279,12 +277,9 @@ class PathShares:
     networks: int
 
     @property
-    def mean(self) -> Correlation:
-        """Mean over pairs.
-
-        The interval is over networks, not paths.
-        """
-        return network_share(self.fractions, self.networks)
+    def text(self) -> str:
+        """Mean over pairs."""
+        return f"{self.fractions.mean():.2f}" if len(self.fractions) else "none"
 
 
 def shares_of_paths(

@@ -18,7 +18,6 @@ from nlbench.studies.framework.trends import (
     bootstrap_mean,
     holm,
     intraclass,
-    sign_test,
     trend_test,
 )
 
@@ -26,6 +25,7 @@ MIN_TAU = 0.9
 """Minimum Kendall's tau for the order of one seed's networks to count as recovered."""
 SIGNIFICANT_DIGITS = 9
 WORDS = ("recovers", "sees", "can't tell", "inverts")
+SEEN = WORDS[:2]
 CONSTANT = "the same on every rung"
 NO_DIRECTION = ", no direction"
 """Suffix for measures without a declared direction, judged as if more were more nonlinear."""
@@ -89,8 +89,8 @@ class Order:
     @property
     def _trend(self) -> str:
         if self.p_rises < SIGNIFICANCE:
-            is_significant = sign_test(self.recovered, self.seeds) < SIGNIFICANCE
-            return "recovers" if is_significant else "sees"
+            test = stats.binomtest(self.recovered, self.seeds, alternative="greater")
+            return "recovers" if test.pvalue < SIGNIFICANCE else "sees"
         return "inverts" if self.p_falls < SIGNIFICANCE else "can't tell"
 
     @property
@@ -160,6 +160,21 @@ def compute_order(
         icc_high,
         has_direction=bool(sense_of(description)),
     )
+
+
+def orders_by_measure(
+    cells: pd.DataFrame, descriptions: Mapping[str, Mapping[str, Any]]
+) -> dict[tuple[str, str], Order]:
+    """Compute the order of each measure on each ladder, adjusted over its ladders."""
+    orders: dict[tuple[str, str], Order] = {}
+    for measure, rows in cells.groupby("measure", sort=True):
+        by_ladder = {
+            str(name): compute_order(group, descriptions[str(measure)])
+            for name, group in rows.groupby("ladder", sort=False)
+        }
+        judged = adjusted(by_ladder)
+        orders |= {(str(measure), name): order for name, order in judged.items()}
+    return orders
 
 
 def adjusted(orders: Mapping[str, Order]) -> dict[str, Order]:

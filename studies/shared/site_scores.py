@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from nlbench.citation import Source
 from nlbench.studies.framework import Verdict
-from nlbench.studies.framework.trends import network_share
-from nlbench.studies.framework.verdicts import share_above, share_text
+from nlbench.studies.framework.verdicts import in_most_networks
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run
@@ -91,14 +90,13 @@ def nearest_shares_group(
     """
     others = distances + np.diag(np.full(len(groups), np.inf))
     counted = [i for i, group in enumerate(groups) if groups.count(group) > 1]
-    hits = [float(groups[int(others[i].argmin())] == groups[i]) for i in counted]
+    hits = [groups[int(others[i].argmin())] == groups[i] for i in counted]
     shares = [(groups.count(groups[i]) - 1) / (len(groups) - 1) for i in counted]
     chance = float(np.mean(shares)) if shares else math.nan
-    share = network_share(hits, len(hits))
     return Verdict(
         claim,
         published,
-        share_text(share),
-        share_above(share, chance),
+        f"{sum(hits)} of {len(hits)} networks",
+        in_most_networks(hits, chance=chance) if hits else None,
         remark.format(chance=chance),
     )

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_scores import scores_of
-from scipy.stats import binomtest, pearsonr
+from scipy.stats import pearsonr
 
 from nlbench.reports.agreement import (
     agreement,
     agreement_frame,
     kendall,
-    paired_share,
     spearman,
     within_groups,
 )
@@ -169,16 +168,3 @@ def test_directions_are_undone_and_networks_counted_once(conftest) -> None:
     assert (inside.n, inside.groups) == (20, 10)
     frame = agreement_frame(found)
     assert frame["coefficient"].tolist() == ["spearman", "kendall", "pearson"]
-
-
-@given(st.lists(st.sampled_from([-2.0, -0.5, 1.0, 3.0]), min_size=1, max_size=40))
-def test_the_share_above_zero_has_wilsons_interval(differences) -> None:
-    found = paired_share(differences)
-    above = sum(d > 0 for d in differences)
-    expected = binomtest(above, len(differences)).proportion_ci(0.95, method="wilson")
-    assert found.value == pytest.approx(above / len(differences))
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
-
-
-def test_equal_numbers_count_half() -> None:
-    assert paired_share([0.0, 0.0]).value == 0.5

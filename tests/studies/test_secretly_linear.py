@@ -74,38 +74,39 @@ def findings(
     published=(0.999, 0.998, 0.997, 0.996, 0.995),
     mlp_scores=(0.995, 0.8, 0.2, 0.7, 0.6),
     mlp_costs=(0.0, 0.01, 0.035, 0.02, 0.03),
+    networks=6,
     **changed,
 ):
+    """Findings of equal GPTs, and of one SmolLM2 that is like them."""
     rows = blocks(costs, published, **changed)
     own = mlps(mlp_scores, mlp_costs)
-    gpt_mlps = {(GPT, "file", seed): own for seed in range(3)}
     even = mlps([0.5 + 0.001 * i for i in range(5)], mlp_costs)
-    gpt_mlps |= {(GPT, "init", seed): even for seed in range(3)}
     drawn = blocks(costs, [score + 0.0004 * (i + 1) for i, score in enumerate(published)])
-    gpt = {(GPT, "file", seed): rows for seed in range(3)}
-    gpt |= {(GPT, "init", seed): drawn for seed in range(3)}
+    gpts = {"file": (rows, own), "init": (drawn, even)}
     return SecretlyLinear().analyse(
         {
-            GPT: run_of(gpt),
-            GPT + MLP: run_of(gpt_mlps),
+            GPT + suffix: run_of(
+                {
+                    (GPT, state, seed): parts[bool(suffix)]
+                    for state, parts in gpts.items()
+                    for seed in range(networks)
+                }
+            )
+            for suffix in ("", MLP)
+        }
+        | {
             SMOLLM2: run_of({(SMOLLM2, "trained", 0): rows}),
             SMOLLM2 + MLP: run_of({(SMOLLM2, "trained", 0): own}),
         }
     )
 
 
-SIX_BLOCKS = {
-    "costs": (1.0, 2.0, 3.0, 4.0, 5.0, 6.0),
-    "published": (0.999, 0.998, 0.997, 0.996, 0.995, 0.994),
-}
-"""The fewest of which all can be less linear significantly."""
-
-
 def answers(**changed):
     kinds = ("stream", "unit length", "branch", "order")
-    verdicts = [v for v in findings(**{**SIX_BLOCKS, **changed}).verdicts if "MLP" not in v.claim]
-    smollm2 = [v for v in verdicts if "SmolLM2" in v.claim]
-    return dict(zip(kinds, (v.agrees for v in smollm2), strict=True))
+    verdicts = [v for v in findings(**changed).verdicts if "MLP" not in v.claim]
+    assert {v.word for v in verdicts if "SmolLM2" in v.claim} == {"needs 3 networks"}
+    gpt = [v for v in verdicts if "small GPT" in v.claim]
+    return dict(zip(kinds, (v.agrees for v in gpt), strict=True))
 
 
 def pairs(**changed):
@@ -120,9 +121,9 @@ def test_linear_blocks_that_cost_little_agree_with_claims():
 
 def test_the_average_decides_and_not_the_median():
     verdicts = findings(published=(0.999, 0.999, 0.999, 0.999, 0.9)).verdicts
-    (verdict,) = (v for v in verdicts if v.claim.startswith("The stream of SmolLM2"))
+    (verdict,) = (v for v in verdicts if v.claim.startswith("The stream of small GPT"))
     assert verdict.agrees is False
-    assert verdict.ours == "0.979 (0.900 to 0.999), median 0.999"
+    assert verdict.ours == "0.979 (0.979 to 0.979), median 0.999, lowest 0.900"
 
 
 def gpt_findings(orders):
@@ -149,19 +150,17 @@ def test_intervals_of_tau_end_at_one():
     assert verdict.agrees is True
 
 
-@pytest.mark.parametrize(("networks", "agrees"), [(2, None), (3, None), (5, True)])
-def test_networks_of_one_tau_have_no_interval(networks, agrees):
+@pytest.mark.parametrize(("networks", "agrees"), [(2, None), (3, None), (6, True)])
+def test_networks_of_one_tau_are_no_certainty(networks, agrees):
     row, verdict = gpt_findings([(1.0, 2.0, 3.0, 4.0, 5.0)] * networks)
-    assert math.isnan(row.low)
-    assert math.isnan(row.high)
+    assert math.isnan(row.low) == (networks < 3)
     assert verdict.agrees is agrees
-    unit = "over" if networks == 2 else "for each of"
-    assert verdict.ours.startswith(f"τ = +1.00 {unit} {networks} networks")
+    assert verdict.ours.startswith("τ = +1.00")
 
 
 def test_blocks_of_several_networks_are_no_networks():
-    branch = [v for v in findings().verdicts if "without the residual" in v.claim]
-    assert ["blocks of this network" in v.remark for v in branch] == [False, True]
+    words = {v.word for v in findings(networks=1).verdicts}
+    assert words == {"needs 3 networks", "needs 6 networks"}
     row, _ = gpt_findings([(1.0, 2.0, 3.0, 4.0, 5.0)] * 2)
     assert row.networks == 2
 
@@ -183,10 +182,10 @@ def test_costs_within_two_errors_do_not_count():
 @pytest.mark.parametrize(
     ("changed", "kind"),
     [
-        ({"published": (0.96, 0.95, 0.94, 0.93, 0.92, 0.91)}, "stream"),
+        ({"published": (0.96, 0.95, 0.94, 0.93, 0.92)}, "stream"),
         ({"linearity": {"after_norm": 0.7}}, "unit length"),
         ({"linearity": {"branch_in_sample": 0.9999}}, "branch"),
-        ({"costs": (6.0, 5.0, 4.0, 3.0, 2.0, 1.0)}, "order"),
+        ({"costs": (5.0, 4.0, 3.0, 2.0, 1.0)}, "order"),
     ],
 )
 def test_each_verdict_follows_its_own_numbers(changed, kind):
@@ -198,7 +197,7 @@ def test_each_verdict_follows_its_own_numbers(changed, kind):
 def mlp_answers(**changed):
     verdicts = [v for v in findings(**changed).verdicts if "MLP" in v.claim]
     assert len(verdicts) == 7
-    wide, order, perplexity = (v.agrees for v in verdicts if "SmolLM2" in v.claim)
+    wide, order, perplexity = (v.agrees for v in verdicts if "small GPT" in v.claim)
     return {"wide": wide, "order": order, "perplexity": perplexity, "spread": verdicts[-1].agrees}
 
 

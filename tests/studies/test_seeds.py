@@ -3,9 +3,12 @@
 import math
 
 import numpy as np
-from made_signatures import make_signatures
+from made_signatures import make_signatures, merge_runs
 
+from nlbench.studies.correlations import OTHERS
 from nlbench.studies.seeds import Seeds
+
+CRITERIA = ("affinity", *OTHERS)
 
 
 def answers(step=0.0, moved=0.3, apart=0.2, others=3):
@@ -16,7 +19,12 @@ def answers(step=0.0, moved=0.3, apart=0.2, others=3):
         found["vgg8", "calibrated", "digits", seed] = np.full(7, 0.6 + moved)
     for seed in range(others):
         found["resnet20", "file", "digits", seed] = 0.6 + apart + rng.normal(0, 0.002, 9)
-    findings = Seeds().analyse({"run": make_signatures(found)})
+    recipes = {("vgg8", f"recipe{i}", "digits", 0): [0.5 + i / 10, None] for i in (0, 1, 2)}
+    by_measure = [make_signatures(recipes, name, OTHERS.get(name, "value")) for name in CRITERIA]
+    runs = {"run": make_signatures(found), "recipes": merge_runs(*by_measure)}
+    findings = Seeds().analyse(runs)
+    criteria = findings.tables["Five criteria over one architecture, trained in several ways"]
+    assert list(criteria.here) == ["0.60 ± 0.10"] * 6
     table = findings.tables["Distances between signatures"]
     assert len(table) == math.comb(6 + others, 2)
     assert table.same.sum() == 15 + math.comb(others, 2)
@@ -25,7 +33,7 @@ def answers(step=0.0, moved=0.3, apart=0.2, others=3):
 
 def test_verdicts_follow_spread_and_distance():
     assert answers() == [True, True, True, True]
-    assert answers(apart=0.0)[1] is False
+    assert answers(apart=0.0)[1] is None
     assert answers(moved=0.0)[3] is not True
     assert answers(step=0.1, moved=0.0)[3] is False
     assert answers(step=0.1)[0] is False

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 from scipy.stats import binomtest
 
-from nlbench.reports.agreement import Correlation, kendall, paired_share, spearman
+from nlbench.reports.agreement import Correlation, kendall, spearman
 from nlbench.studies.framework.verdicts import (
     CLAIMED_FRACTION,
+    Decision,
     Verdict,
     above,
     below,
@@ -18,12 +19,14 @@ from nlbench.studies.framework.verdicts import (
     correlation_text,
     falls,
     in_most_networks,
+    mean_above,
     mean_and_spread,
+    mean_below,
+    networks_ordered,
     ordered,
     range_text,
     rises,
-    share_above,
-    share_text,
+    rises_in_networks,
     sign_test_power,
     within,
 )
@@ -80,8 +83,8 @@ def test_between_limits(interval, agrees):
 
 @pytest.mark.parametrize(
     ("lower", "higher", "agrees"),
-    [([1, 2], [3, 4], True), ([1, 3], [2, 4], False), (1, [2], True), (2, 2, False),
-     ([], [1], None), ([1, math.nan], [2], None)],
+    [([1, 2], [3, 4], True), ([3, 4], [1, 2], False), ([1, 3], [2, 4], None), (1, [2], True),
+     (2, 2, None), ([], [1], None), ([1, math.nan], [2], None)],
 )  # fmt: skip
 def test_groups_are_ordered_where_none_overlap(lower, higher, agrees):
     assert ordered(lower, higher) is agrees
@@ -126,18 +129,9 @@ def test_missing_correlation_is_undecided():
     assert correlation_text("τ", missing) == "too few networks: 2"
 
 
-def test_fractions_are_judged_by_their_intervals():
-    most, half = paired_share([1.0] * 40), paired_share([1.0, -1.0] * 20)
-    assert share_above(most, 0.9) is True
-    assert share_above(half) is None
-    assert share_above(half, 0.9) is False
-    assert share_above(paired_share([]), math.nan) is None
-
-
 def test_numbers_are_written_with_their_spread():
     assert mean_and_spread(pd.Series([1.0, 2.0])) == "1.50 ± 0.71"
     assert range_text([0.5], ".1f") == "0.5 (0.5 to 0.5)"
-    assert share_text(paired_share([1.0] * 15)) == "100% of 15 (80% to 100%)"
 
 
 @pytest.mark.parametrize(("networks", "needed"), [(0, 6), (1, 6), (3, 6), (5, 6)])
@@ -145,8 +139,7 @@ def test_few_networks_need_more(networks, needed):
     decision = in_most_networks([True] * networks)
     assert decision.agrees is None
     assert decision.needed == needed
-    verdict = Verdict("claim", agrees=decision.agrees, needed=decision.needed)
-    assert verdict.word == "needs 6 networks"
+    assert Verdict("claim", agrees=decision).word == "needs 6 networks"
 
 
 @pytest.mark.parametrize("n", range(6, 40))
@@ -174,3 +167,47 @@ def test_pairs_that_share_networks_count_by_networks():
     assert in_most_networks([True] * 30, networks=3).needed == 6
     assert in_most_networks([True] * 36, networks=6).agrees is True
     assert in_most_networks([True] * 33 + [False] * 3, networks=6).agrees is None
+
+
+@pytest.mark.parametrize("chance", [0.1, 0.4, 0.5, 0.8])
+def test_chance_moves_the_majority_that_counts(chance):
+    for n in (9, 15):
+        for count in range(n + 1):
+            test = binomtest(count, n, chance, alternative="greater")
+            decision = in_most_networks([True] * count + [False] * (n - count), chance=chance)
+            if not decision.needed:
+                assert (decision.agrees is True) == (2 * test.pvalue < 0.05)
+
+
+def test_means_of_few_networks_need_three():
+    assert mean_above([1.0, 1.1]) == mean_below([]) == Decision(None, 3)
+    assert mean_above([1.0, 1.1, 1.2]) == Decision(True)
+    assert mean_above([1.0, 1.1, 1.2], 2.0) == Decision(False)
+    assert mean_above([1.0, 5.0, -3.0]) == Decision(None)
+
+
+@pytest.mark.parametrize(("networks", "decision"), [(5, Decision(None, 6)), (6, Decision(True))])
+def test_equal_values_are_not_certain(networks, decision):
+    assert mean_above([1.0] * networks) == decision
+    assert mean_below([-1.0] * networks) == decision
+
+
+def test_trends_need_several_networks():
+    rising = [[1, 2, 3], [2, 5, 7], [0, 1, 9]]
+    assert rises_in_networks(rising) == Decision(True)
+    assert rises_in_networks(-np.array(rising)) == Decision(False)
+    assert rises_in_networks(rising[:2]) == Decision(None, 3)
+    assert rises_in_networks([[1, 2]] * 5) == Decision(None, 6)
+    assert rises_in_networks([[1, 3, 2], [3, 1, 2], [2, 1, 3]]) == Decision(None)
+    assert rises_in_networks([[1.0]]) == rises_in_networks([]) == Decision(None)
+
+
+@pytest.mark.parametrize(("fewer", "more", "needed"), [(2, 5, 3), (3, 3, 4), (1, 1, 4), (1, 38, 3)])
+def test_orders_likely_by_chance_need_more_networks(fewer, more, needed):
+    low, high = np.arange(fewer), 100 + np.arange(more)
+    assert networks_ordered(low, high) == networks_ordered(high, low) == Decision(None, needed)
+    enough = np.arange(needed)
+    larger = 100 + np.arange(max(more, needed))
+    assert networks_ordered(enough, larger) == Decision(True)
+    assert networks_ordered(larger, enough) == Decision(False)
+    assert 2 / math.comb(len(enough) + len(larger), needed) < 0.05

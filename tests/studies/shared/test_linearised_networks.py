@@ -72,8 +72,10 @@ def one_task(model, gap, lost, epochs):
     groups = [cells(model, "reference", None, 0, 0.98, 7.0, 0.0)]
     by_seed = gap if isinstance(gap, tuple) else (gap, gap + 0.001, gap + 0.002)
     for seed in (0, 1, 2):
+        floor = 0.98 - 3 * lost - seed / 5000
+        groups.append(cells(model, "control", 0.003, seed, floor, 0, 1.0, epochs=epochs))
         for step, omega in enumerate(OMEGAS):
-            late = 0.98 - lost * step
+            late = 0.98 - lost * step - seed / 5000
             groups.append(
                 cells(model, "post-training", omega, seed, late, 6 - step, 0.2 + 0.2 * step,
                       epochs=epochs)
@@ -92,7 +94,7 @@ def gaps(runs):
 
 
 def test_planted_gap_is_found():
-    assert words("early-or-late", late_and_early(0.03))[-2:] == ["can't tell", "yes"]
+    assert words("early-or-late", late_and_early(0.03))[-2:] == ["needs 3 networks", "yes"]
     assert gaps(late_and_early(0.03, shallow=0.03)) == ["yes", "yes", "can't tell", "yes"]
     assert gaps(late_and_early(0.01, hard_gap=0.05))[:3] == ["yes", "yes", "yes"]
     assert gaps(late_and_early(0.05, hard_gap=0.01))[2] == "no"
@@ -152,7 +154,8 @@ def test_inaccurate_late_networks_refute_the_gap():
 def test_few_epochs_refute_nothing():
     assert words("early-or-late", late_and_early(0.0, lost=0.1))[-1] == "no"
     found = words("early-or-late", late_and_early(0.0, lost=0.1, epochs=3, hard_gap=-0.03))
-    assert set(found) == {"can't tell"}
+    # There are no networks whose units were chosen at random.
+    assert set(found) == {"can't tell", "needs 3 networks"}
 
 
 @pytest.mark.parametrize(("cost", "word"), [(0.05, "yes"), (-0.05, "no")])
@@ -170,34 +173,40 @@ def test_random_units_cost_differently_from_chosen_ones(cost, word):
     assert words("early-or-late", {**runs, **run})[-2] == word
 
 
-def cores(*, noisy=1.0, wide=0.1, deep=0.5, falls=1.0, linear=0.3):
-    groups = [
-        cells("vgg8", "reference", None, 0, 0.98, 7.0, 0.0),
-        cells("resnet18-w4", "reference", None, 0, 0.98, 13.0, 0.0),
-    ]
-    for step, omega in enumerate(OMEGAS):
-        length = 6 - falls * step
-        groups += [
-            cells("vgg8", "post-training", omega, 0, 0.97, length, 0.3),
-            cells("vgg8", "post-training", omega, 0, 0.6, length + noisy, 0.3, noise=0.4),
-            cells("resnet18-w4", "post-training", omega, 0, 0.9, length + deep, 0.3),
-            cells("resnet18-w8", "post-training", omega, 0, 0.9, length + deep + wide, linear),
-        ]
+def cores(*, noisy=1.0, wide=0.1, deep=0.5, falls=1.0, linear=0.3, seeds=3):
+    groups = [cells("vgg8", "reference", None, 0, 0.98, 7.0, 0.0)]
+    for seed in range(seeds):
+        groups.append(cells("resnet18-w4", "reference", None, seed, 0.98, 13 + seed / 10, 0.0))
+        for step, omega in enumerate(OMEGAS):
+            length = 6 - falls * step + seed / 10
+            hard = length + noisy + seed / 50
+            wider = length + deep + wide + seed / 50
+            share = linear + seed / 100
+            groups += [
+                cells("vgg8", "post-training", omega, seed, 0.97, length, 0.3),
+                cells("vgg8", "post-training", omega, seed, 0.6, hard, 0.3, noise=0.4),
+                cells("resnet18-w4", "post-training", omega, seed, 0.9, length + deep, 0.3),
+                cells("resnet18-w8", "post-training", omega, seed, 0.9, wider, share),
+            ]
     return run_of(*groups)
 
 
 def test_core_network_verdicts_follow_their_numbers():
     assert words("core-networks", cores()) == ["yes"] * 5
-    turned = {"noisy": -1.0, "wide": 3.0, "linear": 0.9, "deep": 20.0, "falls": -1.0}
+    turned = {"noisy": -1.0, "wide": 3.0, "linear": 0.9, "deep": 20.0, "falls": -2.0}
     for place, name in enumerate(("falls", "wide", "linear", "deep", "noisy")):
         found = words("core-networks", cores(**{name: turned[name]}))
         assert found[place] == "no", name
 
 
+def test_one_network_decides_nothing_about_cores():
+    assert set(words("core-networks", cores(seeds=1))) == {"needs 3 networks"}
+
+
 def test_networks_are_read_from_their_checkpoints_headers():
     table = linearised_networks.network_table(late_and_early(0.0)["run"])
-    assert len(table) == 1 + 2 * 9
-    assert set(table["mode"]) == {"reference", "post-training", "from-start"}
+    assert len(table) == 1 + 2 * 9 + 3
+    assert set(table["mode"]) == {"reference", "post-training", "from-start", "floor"}
     assert table[table["mode"] == "reference"].omega.isna().all()
     assert len(linearised_networks.layer_table(late_and_early(0.0)["run"])) == 2 * len(table)
 
@@ -219,16 +228,31 @@ def test_equal_trainings_have_equal_names(tmp_path, monkeypatch, mode, quick, na
     assert ("epochs" in asked) == quick
 
 
-def translated(kept, last):
-    groups = [cells("transformer-tiny", "reference", None, 0, 0.99, 1.4, 0.0)]
-    for step, omega in enumerate(OMEGAS):
-        length = last if step == 2 else 1.0 - step / 4
-        groups.append(
-            cells("transformer-tiny", "post-training", omega, 0, kept, length, 0.3 * step)
-        )
+def translated(kept, last, floor=0.9, seeds=3):
+    groups = []
+    for seed in range(seeds):
+        lower = seed / 1000
+        groups += [
+            cells("transformer-tiny", "reference", None, seed, 0.99, 1.4, 0.0),
+            cells("transformer-tiny", "control", 0.003, seed, floor - lower, 0.0, 1.0),
+        ]
+        for step, omega in enumerate(OMEGAS):
+            length = last if step == 2 else 1.0 - step / 4
+            share = 0.3 * step
+            groups.append(
+                cells("transformer-tiny", "post-training", omega, seed, kept - lower, length, share)
+            )
     return run_of(*groups)
 
 
 def test_translation_model_keeps_its_accuracy_or_does_not():
     assert words("translation", translated(0.985, 0.1)) == ["yes", "yes"]
-    assert words("translation", translated(0.9, 1.1)) == ["no", "no"]
+    assert words("translation", translated(0.9, 1.1)) == ["no", "can't tell"]
+
+
+def test_task_without_need_for_nonlinear_units_shows_nothing():
+    assert words("translation", translated(0.985, 0.1, floor=0.985))[0] == "can't tell"
+
+
+def test_two_networks_decide_nothing():
+    assert set(words("translation", translated(0.985, 0.1, seeds=2))) == {"needs 3 networks"}

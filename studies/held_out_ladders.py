@@ -1,0 +1,106 @@
+"""The recommendations of the benchmark of measures, tested on ladders drawn after them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pandas as pd
+
+from nlbench.citation import Source
+from nlbench.request import Request
+
+from .framework import Context, Findings, Runs, Study, Verdict
+from .measures import applicable, build_requests
+from .networks.held_out import SEED, draw
+from .shared.ladder_cells import PARAMETERS, read_cells, read_descriptions
+from .shared.ladder_tables import order_table
+from .shared.ladders import HELD_OUT
+from .shared.orders import SEEN, Order, orders_by_measure
+
+MEASURES = (
+    "affinity", "r2", "cka", "linearity", "elementwise-residual", "nlc", "affine-residual",
+    "geometric-complexity", "absdev", "pieces",
+)  # fmt: skip
+PAIRS, QUICK_PAIRS = 8, 2
+"""Pairs of samples that paths join."""
+RECOMMENDED = {
+    "activations": ("r2", "linearity"),
+    "function": ("pieces", "nlc", "absdev"),
+    "network": ("affine-residual", "pieces", "absdev range"),
+}
+"""Measures that docs/benchmark.md recommends for order, by question."""
+
+
+class HeldOutLadders(Study):
+    """Recommended measures on five ladders that a seed drew after the recommendations."""
+
+    question = "Do the recommendations of the benchmark hold on ladders that were drawn after them?"
+    source = Source("", "ours; see docs/benchmark.md")
+    needs = "nothing"
+    minutes, quick_minutes = 5.0, 0.1
+    takes = ("seeds", "measures")
+
+    def measure(self, context: Context) -> Runs:
+        """Measure every rung of every ladder, one run per ladder."""
+        names = context.measures or MEASURES
+        runs = {}
+        for name, ladder in list(HELD_OUT.items())[: 2 if context.quick else None]:
+            shorter = replace(ladder, rungs=ladder.rungs[:: 2 if context.quick else 1])
+            for fields in build_requests(context, shorter):
+                lines = {"lines.number": QUICK_PAIRS if context.quick else PAIRS}
+                settings = applicable({**fields["settings"], **lines}, names, ladder.data)
+                request = Request(names, **{**fields, "settings": settings})
+                runs[name] = context.run(request, name)
+        return runs
+
+    def analyse(self, runs: Runs) -> Findings:
+        """Test the order of each measure on each ladder."""
+        cells = read_cells(runs, HELD_OUT)
+        cells = cells[cells.measure != PARAMETERS]
+        orders = orders_by_measure(cells, read_descriptions(runs))
+        rules = [(name, HELD_OUT[name].question, draw(name).text) for name in runs]
+        rows: dict[str, dict[str, str]] = {}
+        for (measure, name), order in orders.items():
+            rows.setdefault(measure, {"measure": measure})[name] = order.word
+        values = cells.pivot_table("value", ["ladder", "measure"], "rung", sort=False)
+        return Findings(
+            list(_verdicts(orders)),
+            {
+                "Ladders": pd.DataFrame(rules, columns=["ladder", "question", "drawn"]),
+                "What each measure does on each ladder": pd.DataFrame(rows.values()),
+                "Order: Kendall's tau by ladder": order_table(orders),
+                "Value by rung: mean over seeds": values.reset_index(),
+            },
+            remarks=[
+                f"The rule is studies/networks/held_out.py, the seed {SEED}; both were written "
+                "after the recommendations, and no other seed was tried.",
+                "The ladders of a question are few: verdicts hold for these ladders.",
+            ],
+        )
+
+
+def _verdicts(orders: Mapping[tuple[str, str], Order]) -> list[Verdict]:
+    """Judge each recommended measure on the ladders of its question."""
+    verdicts = []
+    for question, measures in RECOMMENDED.items():
+        for measure in measures:
+            found = {
+                ladder: order.word
+                for (name, ladder), order in orders.items()
+                if name == measure and HELD_OUT[ladder].question == question
+            }
+            if not found:
+                continue
+            seen = [word in SEEN for word in found.values()]
+            is_inverted = any(word.startswith("inverts") for word in found.values())
+            verdicts.append(
+                Verdict(
+                    f"{measure} sees the held-out ladders of the question: {question}",
+                    "",
+                    "; ".join(f"{ladder}: {word}" for ladder, word in found.items()),
+                    True if all(seen) else False if is_inverted else None,
+                    "exact trend test over networks, adjusted over ladders; agrees if all are seen",
+                )
+            )
+    return verdicts

@@ -1,0 +1,80 @@
+"""The held-out ladders follow their rule, and recommendations are judged on them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from nlbench.studies.held_out_ladders import RECOMMENDED, _verdicts
+from nlbench.studies.networks.held_out import DEGREES, NAMES, draw
+from nlbench.studies.networks.planted import Ladders
+from nlbench.studies.shared.ladders import HELD_OUT
+from nlbench.studies.shared.orders import Order
+
+
+def network(name, amount):
+    torch.manual_seed(0)
+    return Ladders().load(f"{name}-{amount:g}")(input_shape=(8,)).double()
+
+
+def affine_residual(model):
+    torch.manual_seed(1)
+    x = torch.randn(20_000, 8, dtype=torch.float64)
+    with torch.no_grad():
+        y = model(x).numpy()
+    inputs = np.column_stack([x.numpy(), np.ones(len(x))])
+    rest = y - inputs @ np.linalg.lstsq(inputs, y, rcond=None)[0]
+    return rest.var(0).sum() / y.var(0).sum()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ladders_rise_from_an_affine_network(name):
+    residuals = [affine_residual(network(name, amount)) for amount in (0, 0.5, 1)]
+    assert residuals[0] == pytest.approx(0, abs=1e-12)
+    assert residuals[0] < residuals[1] < residuals[2]
+
+
+@pytest.mark.parametrize("amount", [0.25, 0.5, 1])
+@pytest.mark.parametrize("name", [name for name in NAMES if draw(name).form == "function"])
+def test_amount_of_a_function_is_its_affine_residual(name, amount):
+    nodes, weights = np.polynomial.hermite_e.hermegauss(20)
+    weights = weights / weights.sum()
+    values = network(name, amount)[0](torch.as_tensor(nodes)).numpy()
+    assert weights @ values == pytest.approx(0, abs=1e-9)
+    assert weights @ values**2 == pytest.approx(1)
+    assert 1 - (weights @ (nodes * values)) ** 2 == pytest.approx(amount)
+
+
+def test_rule_is_fixed():
+    assert len(set(map(draw, NAMES))) == len(NAMES) == 5
+    assert [draw(name).form for name in NAMES] == ["function", *["branches"] * 3, "function"]
+    for name in NAMES:
+        coefficients = draw(name).coefficients
+        assert len(coefficients) == len(DEGREES)
+        assert np.square(coefficients).sum() == pytest.approx(1)
+
+
+def orders(**words):
+    order = {"sees": Order(0.9, p_rises=0.01), "falls": Order(-0.9, p_falls=0.01), "": Order(0.1)}
+    return {
+        (measure, ladder): order[words.get(ladder, "sees")]
+        for measures in RECOMMENDED.values()
+        for measure in measures
+        for ladder in HELD_OUT
+    }
+
+
+@pytest.mark.parametrize(("word", "agrees"), [("sees", True), ("falls", False), ("", None)])
+def test_recommendations_are_judged_on_their_own_ladders(word, agrees):
+    verdicts = _verdicts(orders(heldout1=word))
+    assert len(verdicts) == 6
+    by_question = {v.agrees for v in verdicts if v.claim.endswith("function")}
+    assert by_question == {agrees}
+    assert {v.agrees for v in verdicts if v.claim.endswith("network")} == {True}
+
+
+def test_undirected_measures_are_not_recommended():
+    undirected = replace(Order(0.9, p_rises=0.01), has_direction=False)
+    found = dict.fromkeys(orders(), undirected)
+    assert {verdict.agrees for verdict in _verdicts(found)} == {None}
