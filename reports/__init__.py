@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING
 from nlbench.lazy import lazy_imports
 
 if TYPE_CHECKING:
+    from .command_pages import removal_table as removal_table
+    from .command_pages import span_table as span_table
+    from .command_pages import write_removal as write_removal
+    from .command_pages import write_similarity as write_similarity
+    from .command_pages import write_spans as write_spans
     from .compare import check_comparison_file as check_comparison_file
     from .compare import compare_runs as compare_runs
     from .exports import to_latex as to_latex
@@ -29,11 +34,6 @@ if TYPE_CHECKING:
     from .page import write_page as write_page
     from .page import write_site as write_site
     from .planes import draw_plane as draw_plane
-    from .removal import removal_table as removal_table
-    from .removal import span_table as span_table
-    from .removal import write_removal as write_removal
-    from .removal import write_spans as write_spans
-    from .similarity import write_similarity as write_similarity
     from .terminal import print_leaderboard as print_leaderboard
 
 __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
@@ -37,10 +38,10 @@ class Correlation:
         Number of networks that the pairs come from; 0 if each network contributes one pair.
     """
 
-    value: float
-    low: float
-    high: float
-    n: int
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    n: int = 0
     groups: int = 0
 
     @property
@@ -60,12 +61,7 @@ class Correlation:
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
-    """Compute Spearman's rank correlation with a confidence interval.
-
-    Parameters
-    ----------
-    x, y : arrays of shape (n,)
-        Pairs with a non-finite value are ignored.
+    """Compute Spearman's rank correlation of finite pairs with a confidence interval.
 
     References
     ----------
@@ -81,24 +77,13 @@ def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
     >>> spearman([1, 2, 3, 4], [2, 4, 6, 8]).text
     '1.00 (too few for an interval)'
     """
-    x, y = _pairs(x, y)
-    n = len(x)
-    value = math.nan
-    if _varies(x, y):
-        from scipy.stats import spearmanr
+    from scipy.stats import spearmanr
 
-        value = float(spearmanr(x, y).statistic)
-    freedom = n - 3 if _can_be_significant(x, y, value) else 0
-    return _with_interval(value, n, 1 + value**2 / 2, freedom, 6 / max(1, n * (n**2 - 1)))
+    return _rank_correlation(spearmanr, x, y, 3, lambda n, r: (1 + r**2 / 2, 6 / (n * (n**2 - 1))))
 
 
 def kendall(x: ArrayLike, y: ArrayLike) -> Correlation:
-    """Compute Kendall's tau-b with a confidence interval.
-
-    Parameters
-    ----------
-    x, y : arrays of shape (n,)
-        Pairs with a non-finite value are ignored.
+    """Compute Kendall's tau-b of finite pairs with a confidence interval.
 
     References
     ----------
@@ -109,15 +94,30 @@ def kendall(x: ArrayLike, y: ArrayLike) -> Correlation:
     >>> round(kendall([1, 2, 3], [1, 3, 2]).value, 4)
     0.3333
     """
+    from scipy.stats import kendalltau
+
+    return _rank_correlation(kendalltau, x, y, 4, lambda n, _: (0.437, 2 / (n * (n - 1))))
+
+
+def _rank_correlation(
+    coefficient: Callable[..., Any],
+    x: ArrayLike,
+    y: ArrayLike,
+    lost: int,
+    variance: Callable[[int, float], tuple[float, float]],
+) -> Correlation:
+    """Compute a coefficient with its interval.
+
+    `variance` returns, for a number of pairs and a coefficient, the variance of the transformed
+    coefficient times the degrees of freedom, and half a step of the coefficient.
+    """
     x, y = _pairs(x, y)
     n = len(x)
-    value = math.nan
-    if _varies(x, y):
-        from scipy.stats import kendalltau
-
-        value = float(kendalltau(x, y).statistic)
-    freedom = n - 4 if _can_be_significant(x, y, value) else 0
-    return _with_interval(value, n, 0.437, freedom, 2 / max(1, n * (n - 1)))
+    if n < 3 or not np.ptp(x) > 0 or not np.ptp(y) > 0:
+        return Correlation(n=n)
+    value = float(coefficient(x, y).statistic)
+    freedom = n - lost if _can_be_significant(x, y, value) else 0
+    return _with_interval(value, n, freedom, *variance(n, value))
 
 
 def within_groups(pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> Correlation:
@@ -144,30 +144,18 @@ def within_groups(pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> Correlation:
         if len(x) > 1:
             centred.append((x - x.mean(), y - y.mean()))
     if not centred:
-        return _undefined(0)
-    x = np.concatenate([pair[0] for pair in centred])
-    y = np.concatenate([pair[1] for pair in centred])
+        return Correlation()
+    x, y = (np.concatenate(side) for side in zip(*centred, strict=True))
     scale = math.sqrt(float(x @ x) * float(y @ y))
-    if not scale > 0:
-        return Correlation(math.nan, math.nan, math.nan, len(x), len(centred))
-    value = min(1.0, max(-1.0, float(x @ y) / scale))
-    return replace(
-        _with_interval(value, len(x), 1.0, len(x) - len(centred) - 2), groups=len(centred)
-    )
+    value = min(1.0, max(-1.0, float(x @ y) / scale)) if scale > 0 else math.nan
+    found = _with_interval(value, len(x), len(x) - len(centred) - 2, 1.0)
+    return replace(found, groups=len(centred))
 
 
 def _pairs(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     finite = np.isfinite(x) & np.isfinite(y)
     return x[finite], y[finite]
-
-
-def _varies(x: NDArray[np.float64], y: NDArray[np.float64]) -> bool:
-    return len(x) > 2 and bool(np.ptp(x) > 0) and bool(np.ptp(y) > 0)
-
-
-def _undefined(n: int) -> Correlation:
-    return Correlation(math.nan, math.nan, math.nan, n)
 
 
 def _can_be_significant(x: NDArray[np.float64], y: NDArray[np.float64], sign: float) -> bool:
@@ -193,7 +181,7 @@ def _log_factorials(columns: NDArray[np.float64]) -> float:
 
 
 def _with_interval(
-    value: float, n: int, variance: float, freedom: int, half_step: float = 0.0
+    value: float, n: int, freedom: int, variance: float, half_step: float = 0.0
 ) -> Correlation:
     """Add an interval computed with Fisher's transformation.
 
@@ -201,7 +189,7 @@ def _with_interval(
     interval for perfect agreement has a non-zero width.
     """
     if freedom < 1 or not math.isfinite(value):
-        return Correlation(value, math.nan, math.nan, n)
+        return Correlation(value, n=n)
     if abs(value) > 1 - 1e-12:  # ±1 up to rounding
         value = math.copysign(1.0, value)
     limit = 1 - half_step
@@ -217,47 +205,33 @@ def agreement(
 ) -> dict[str, dict[tuple[str, str], Correlation]]:
     """Correlate all pairs of measures, oriented so that larger values mean more nonlinear.
 
-    Parameters
-    ----------
-    rows : sequence of Row
-        A leaderboard with one row per network.
-
-    Returns
-    -------
-    dict
-        ``spearman`` and ``kendall`` over networks, and ``pearson`` over sites within networks
-        (only for measures that use the probe ``sites``), each keyed by pair of measures. Measures
-        without a direction are not reoriented.
+    ``spearman`` and ``kendall`` are over networks, one per row, and ``pearson`` over sites within
+    networks (only for measures that use the probe ``sites``), each keyed by pair of measures.
+    Measures without a direction are not reoriented.
     """
     senses = {name: sense_of(measures.get(name, {})) or 1 for name in scores.measures}
     columns = {
         name: senses[name] * np.array([row.entries[name].value for row in rows])
         for name in scores.measures
     }
-    pairs = [(a, b) for i, a in enumerate(scores.measures) for b in scores.measures[i + 1 :]]
     coefficients: dict[str, dict[tuple[str, str], Correlation]] = {
-        "spearman": {(a, b): spearman(columns[a], columns[b]) for a, b in pairs},
-        "kendall": {(a, b): kendall(columns[a], columns[b]) for a, b in pairs},
-        "pearson": {},
-    }
-    sites = [n for n in scores.measures if measures.get(n, {}).get("probe") == "sites"]
-    for a, b in pairs:
-        if a in sites and b in sites:
-            common = [_common_values(scores, s.label, a, b, senses) for s in scores.subjects]
+        "spearman": {}, "kendall": {}, "pearson": {},
+    }  # fmt: skip
+    for a, b in itertools.combinations(scores.measures, 2):
+        coefficients["spearman"][a, b] = spearman(columns[a], columns[b])
+        coefficients["kendall"][a, b] = kendall(columns[a], columns[b])
+        if {measures.get(name, {}).get("probe") for name in (a, b)} == {"sites"}:
+            common = []
+            for subject in scores.subjects:
+                x, y = (
+                    pd.Series(
+                        {place.name: place.value for place in scores[subject.label, n].places}
+                    )
+                    for n in (a, b)
+                )
+                common.append((senses[a] * x, senses[b] * y.reindex(x.index)))
             coefficients["pearson"][a, b] = within_groups(common)
     return coefficients
-
-
-def _common_values(
-    scores: Scores, subject: str, a: str, b: str, senses: Mapping[str, int]
-) -> tuple[list[float], list[float]]:
-    """Return the oriented values of two measures at the sites that they share."""
-    others = {place.name: place.value for place in scores[subject, b].places}
-    shared = [place for place in scores[subject, a].places if place.name in others]
-    return (
-        [senses[a] * place.value for place in shared],
-        [senses[b] * others[place.name] for place in shared],
-    )
 
 
 def agreement_frame(

@@ -7,38 +7,35 @@ from __future__ import annotations
 
 import fnmatch
 import math
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import rich.box
 from markupsafe import Markup
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from nlbench.errors import RequestError, nearest, one_line, shorten
-from nlbench.serialization.files import make_folder, read_text, write_atomically
 
-from .environment import environment
+from .environment import Table, check_suffix, is_replaceable, render, write_text
 from .estimates import Change, Estimate, change, exceeding, relative_change
 from .exports import markdown_table, to_csv
-from .layout import Table
 from .leaderboard import sense_of
 from .manifest import flatten, settings_of
-from .relative import has_relative, with_relative
-from .tables import Measures, Score, Scores, TableSubject
+from .tables import Measures, NamedRun, Score, TableSubject, has_relative, read_run
+from .terminal import print_line
 from .text import (
     ERROR_LEGEND,
     count,
     functional_calls,
     percentage,
     place_text,
-    plus_minus,
     range_noun,
 )
 
@@ -95,23 +92,7 @@ class Difference:
         """The name of the place, and where it stands if it is a functional call."""
         return f"{self.place} ({self.where})" if self.where else self.place
 
-    @property
-    def where_text(self) -> str:
-        """The measure, its place and the network, as in a message."""
-        where = f"{self.measure}@{self.place}" if self.place else self.measure
-        return f"{where}, {self.subject}"
-
-    @property
-    def before(self) -> float:
-        """The first value, or NaN if there is none."""
-        return self.first.value
-
-    @property
-    def after(self) -> float:
-        """The second value, or NaN if there is none."""
-        return self.second.value
-
-    @property
+    @cached_property
     def estimate(self) -> Change:
         """The difference with its error."""
         return change(self.first, self.second)
@@ -119,7 +100,7 @@ class Difference:
     @property
     def change(self) -> float:
         """The second value minus the first."""
-        return self.after - self.before
+        return self.estimate.value
 
     @property
     def error(self) -> float:
@@ -129,14 +110,12 @@ class Difference:
     @property
     def relative(self) -> float:
         """The change as a fraction of the first value; NaN if that is zero."""
-        return self.change / abs(self.before) if self.before else math.nan
+        return self.change / abs(self.first.value) if self.first.value else math.nan
 
     @property
-    def text(self) -> str:
-        """The formatted difference with its error."""
-        if math.isnan(self.change):
-            return "–"
-        return plus_minus(self.change, self.error, signed=True)
+    def ends(self) -> str:
+        """The formatted values, with an arrow between them."""
+        return f"{self.first.text} → {self.second.text}"
 
     @property
     def verdict(self) -> str:
@@ -168,11 +147,11 @@ class Difference:
             (place for place in known if place.is_significant), key=lambda d: -abs(d.change)
         )
         parts = []
+        named = [f"{place_text(d.place)} {d.estimate.text}" for d in changed[:2]]
         if len(known) == 1 and changed:
-            parts.append(f"{place_text(changed[0].place)} {changed[0].text}")
+            parts += named
         elif changed:
-            whole = f"{len(changed)} of {len(known)}"
-            parts.append(f"{whole} {noun} changed")
+            parts.append(f"{len(changed)} of {len(known)} {noun} changed")
         elif known:
             parts.append(f"none of {len(known)} {noun} changed beyond its error")
         sense = sense_of(info)
@@ -180,11 +159,9 @@ class Difference:
         if changed and sense and len(signs) == 1:
             parts[0] += f" ({'more' if signs == {sense > 0} else 'less'} nonlinear)"
         if len(changed) > 1:
-            named = [f"{place_text(d.place)} {d.text}" for d in changed[:2]]
             parts.append(f"most {', '.join(named)}")
         if math.isfinite(self.change):
-            ends = (plus_minus(e.value, e.error) for e in (self.first, self.second))
-            parts.append(f"network {' → '.join(ends)}, {self.text}")
+            parts.append(f"network {self.ends}, {self.estimate.text}")
         return f"{self.measure}: {'; '.join(parts)}" if parts else ""
 
 
@@ -219,13 +196,10 @@ class Comparison:
     def frame(self) -> pd.DataFrame:
         """Return the differences as a table: a row per network and measure, and per place."""
         rows = [
-            (
-                *(d.subject, d.measure, d.place, d.before, d.after, d.change, d.relative, d.error),
-                *d.estimate.interval,
-                *(d.is_significant, d.note),
-            )
+            (d.subject, d.measure, d.place, d.first.value, d.second.value, d.change, d.relative,
+             d.error, *d.estimate.interval, d.is_significant, d.note)
             for d in self.rows()
-        ]
+        ]  # fmt: skip
         return pd.DataFrame(rows, columns=list(_COLUMNS))
 
     def _repr_html_(self) -> str:
@@ -261,63 +235,50 @@ class Comparison:
             bound = math.inf
         if math.isinf(bound):
             raise RequestError(f"--fail-if: {shorten(parts['bound'])} is out of bounds")
-        matched = self._matched(parts["measure"], parts["place"])
-        for d in matched:
-            if math.isnan(d.after) and math.isfinite(d.before):
-                yield f"{d.where_text}: no longer has a value: {d.note}"
-        known = [d for d in matched if math.isfinite(d.change)]
-        is_signed = bool(re.match("[+-]", parts["bound"]))
+        matched = _matching(self.differences, "measure", parts["measure"], "no shared measure")
+        if parts["place"] is not None:
+            places = [d for network in matched for d in network.places]
+            matched = _matching(places, "place", parts["place"], f"no place of {parts['measure']}")
         sign = 1 if parts["sign"] == ">" else -1
-        changes = [
-            relative_change(d.first, d.second) if parts["percent"] else d.estimate for d in known
-        ]
-        # A change fulfils the condition if it exceeds the bound in this orientation.
-        oriented = [
-            replace(c, value=sign * (c.value if is_signed else abs(c.value))) for c in changes
-        ]
-        excesses = [c.excess(sign * bound) for c in oriented]
-        clear = exceeding(excesses, [c.degrees for c in changes]) if known else ()
-        for index, d in enumerate(known):
-            is_unknown = math.isnan(excesses[index]) and oriented[index].value > sign * bound
-            if is_unknown or (clear[index] and excesses[index] > 0):
-                text = d.text
+        is_signed = parts["bound"][0] in "+-"
+        tested = []
+        for d in matched:
+            where = (
+                f"{d.measure}@{d.place}, {d.subject}" if d.place else f"{d.measure}, {d.subject}"
+            )
+            if math.isnan(d.second.value) and math.isfinite(d.first.value):
+                yield f"{where}: no longer has a value: {d.note}"
+            elif math.isfinite(d.change):
+                moved = relative_change(d.first, d.second) if parts["percent"] else d.estimate
+                # A change fulfils the condition if it exceeds the bound in this orientation.
+                size = sign * (moved.value if is_signed else abs(moved.value))
+                tested.append((d, where, moved, replace(moved, value=size)))
+        excesses = [oriented.excess(sign * bound) for *_, oriented in tested]
+        clear = exceeding(excesses, [oriented.degrees for *_, oriented in tested])
+        for (d, where, moved, oriented), excess, is_clear in zip(
+            tested, excesses, clear, strict=True
+        ):
+            is_unknown = math.isnan(excess) and oriented.value > sign * bound
+            if is_unknown or (is_clear and excess > 0):
+                text = d.estimate.text
                 if parts["percent"]:
-                    text = f"{percentage(changes[index].value, changes[index].error)} ({text})"
+                    text = f"{percentage(moved.value, moved.error)} ({text})"
                 note = ", error unknown" if is_unknown else ""
-                yield f"{d.where_text}: {text}{note} ({condition.strip()})"
-
-    def _matched(self, measure: str, place: str | None) -> list[Difference]:
-        names = list(dict.fromkeys(d.measure for d in self.differences))
-        matches = set(fnmatch.filter(names, measure))
-        if not matches:
-            hint = nearest(measure, names)
-            raise RequestError(f"--fail-if: no shared measure matches '{measure}'{hint}")
-        networks = [d for d in self.differences if d.measure in matches]
-        if place is None:
-            return networks
-        places = [d for network in networks for d in network.places]
-        known = list(dict.fromkeys(d.place for d in places))
-        chosen = {name for name in known if name == place or fnmatch.fnmatchcase(name, place)}
-        if not chosen:
-            hint = nearest(place, known)
-            raise RequestError(f"--fail-if: no place of {measure} matches '{place}'{hint}")
-        return [d for d in places if d.place in chosen]
+                yield f"{where}: {text}{note} ({condition.strip()})"
 
     def print(self, console: Console) -> None:
         """Print the differences between the cells and between the manifests."""
-        _line(
-            console,
-            f"{self.names[0]} and {self.names[1]}: {count(len(self.differences), 'shared cell')}",
-        )
+        shared = count(len(self.differences), "shared cell")
+        print_line(console, f"{self.names[0]} and {self.names[1]}: {shared}")
         if self.differences:
             self._print_table(console)
-        _lines(console, self._notes(), "remark")
+        _print_lines(console, self._notes(), "remark")
         if self.explanations:
-            _line(console, "differences between the manifests:")
-            texts = [f"  {n}: {a or 'nothing'} → {b or 'nothing'}" for n, a, b in self.explanations]
-            _lines(console, texts, "difference")
+            print_line(console, "differences between the manifests:")
+            texts = [f"{n}: {a or 'nothing'} → {b or 'nothing'}" for n, a, b in self.explanations]
+            _print_lines(console, texts, "difference", "  ")
         else:
-            _line(console, "the manifests do not differ")
+            print_line(console, "the manifests do not differ")
 
     def _notes(self) -> list[str]:
         """Return the reasons for missing values, and the cells in only one of the runs."""
@@ -325,34 +286,31 @@ class Comparison:
         return notes + [f"only in {run}: {cell}" for run, cell in self.alone]
 
     def _print_table(self, console: Console) -> None:
-        rows = self._shown(_MAX_ROWS)
-        table = RichTable(box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), pad_edge=False)
-        head, texts = self._texts(rows)
-        columns = [i for i, name in enumerate(head) if name not in ("subject", "measure", "place")]
+        every = list(self.rows())
+        order = sorted(range(len(every)), key=lambda i: (bool(every[i].place), -_size(every[i])))
+        rows = [every[i] for i in sorted(order[:_MAX_ROWS])]
+        table = self._table(rows)
+        columns = list(range(table.names, len(table.head)))
         if console.width < _MIN_WIDE_COLUMNS:
-            columns.remove(head.index("relative"))
-        table.add_column(overflow="fold")
+            columns.remove(table.head.index("relative"))
+        printed = RichTable("", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1), pad_edge=False)
+        printed.columns[0].overflow = "fold"
         for i in columns:
-            table.add_column(Text(head[i]), justify="right", no_wrap=True)
-        is_single = len(self._subjects()) == 1
-        for d, row in zip(rows, texts, strict=True):
-            name = d.measure if is_single else f"{d.subject}: {d.measure}"
-            table.add_row(
-                Text(f"  {one_line(d.place)}" if d.place else one_line(name)),
-                *(Text(row[i]) for i in columns),
-            )
-        console.print()
-        console.print(table)
-        console.print()
+            printed.add_column(Text(table.head[i]), justify="right", no_wrap=True)
+        for d, row in zip(rows, table.rows, strict=True):
+            name = d.measure if self._is_single() else f"{d.subject}: {d.measure}"
+            name = f"  {one_line(d.place)}" if d.place else one_line(name)
+            printed.add_row(Text(name), *(Text(row[i]) for i in columns))
+        console.print("", printed, "", sep="\n")
         if where := {d.place: d.where for d in rows if d.where}:
-            _line(console, functional_calls(where))
-        hidden = sum(1 for _ in self.rows()) - len(rows)
-        if hidden:
-            _line(console, f"and {count(hidden, 'value')} that changed less; -o FILE writes all")
+            print_line(console, functional_calls(where))
+        if hidden := len(every) - len(rows):
+            more = count(hidden, "value")
+            print_line(console, f"and {more} that changed less; -o FILE writes all")
         for line in self.sentences()[:_MAX_ROWS]:
-            _line(console, line)
+            print_line(console, line)
         if any(d.error > 0 for d in rows):
-            _line(console, f"{ERROR_LEGEND}; changed: beyond it, by Holm's method at 5 %")
+            print_line(console, f"{ERROR_LEGEND}; changed: beyond it, by Holm's method at 5 %")
 
     def sentences(self) -> list[str]:
         """Describe the change in each network that has errors, one line per measure."""
@@ -362,79 +320,65 @@ class Comparison:
                 continue
             text = d.sentence(self.measures.get(d.measure, {}))
             if text:
-                lines.append(f"{d.subject}: {text}" if len(self._subjects()) > 1 else text)
+                lines.append(text if self._is_single() else f"{d.subject}: {text}")
         return lines
 
-    def _subjects(self) -> set[str]:
-        return {d.subject for d in self.differences}
+    def _is_single(self) -> bool:
+        return len({d.subject for d in self.differences}) == 1
 
-    def _shown(self, limit: int) -> list[Difference]:
-        """Return up to `limit` rows in order: networks and the places that changed most."""
-        rows = list(self.rows())
-        order = sorted(range(len(rows)), key=lambda i: (bool(rows[i].place), -_size(rows[i])))
-        return [rows[i] for i in sorted(order[:limit])]
-
-    def _texts(self, rows: Iterable[Difference]) -> tuple[list[str], list[list[str]]]:
-        """Return the header and the rows of the printed table."""
-        head = ["measure", "place", *self.names, "difference", "relative", "changed"]
+    def _table(self, rows: Iterable[Difference]) -> Table:
+        """Return the differences as text, in the columns of the printed table."""
         texts = []
         for d in rows:
-            values = [_value_text(estimate) for estimate in (d.first, d.second)]
             relative = percentage(d.relative, relative_change(d.first, d.second).error)
-            place = d.place_text or "network"
-            texts.append([d.measure, place, *values, d.text, relative, d.verdict.partition(";")[0]])
-        if len(self._subjects()) > 1:
-            head.insert(0, "subject")
-            for d, line in zip(rows, texts, strict=True):
-                line.insert(0, d.subject)
-        return head, [[one_line(text) for text in line] for line in texts]
+            texts.append(
+                (d.subject, d.measure, d.place_text or "network", d.first.text, d.second.text,
+                 d.estimate.text, relative, d.verdict.partition(";")[0])
+            )  # fmt: skip
+        head = ("subject", "measure", "place", *self.names, "difference", "relative", "changed")
+        start = 1 if self._is_single() else 0
+        lines = [tuple(map(one_line, line[start:])) for line in texts]
+        return Table(tuple(map(one_line, head[start:])), tuple(lines), 3 - start, True)
 
     def markdown(self) -> str:
         """Return the comparison as Markdown."""
-        head, rows = self._texts(list(self.rows()))
-        parts = [f"# {self.names[0]} and {self.names[1]}"]
-        sentences = self.sentences()
-        if sentences:
-            parts.append("\n".join(f"- {one_line(line)}" for line in sentences))
-        parts.append(markdown_table(head, rows).rstrip())
-        if notes := self._notes():
-            parts.append("\n".join(f"- {one_line(note)}" for note in notes))
+        table = self._table(self.rows())
+        lists = [
+            "\n".join(f"- {one_line(line)}" for line in lines)
+            for lines in (self.sentences(), self._notes())
+        ]
+        parts = [f"# {self.names[0]} and {self.names[1]}", lists[0]]
+        parts += [markdown_table(table.head, table.rows).rstrip(), lists[1]]
         if self.explanations:
-            table = markdown_table(["manifest", *self.names], self.explanations)
-            parts.append(table.rstrip())
-        return "\n\n".join([*parts, _MARKS[".md"]]) + "\n"
+            head = ["manifest", *self.names]
+            parts.append(markdown_table(head, self.explanations).rstrip())
+        return "\n\n".join([*filter(None, parts), _MARKS[".md"]]) + "\n"
 
     def html(self) -> str:
         """Return the comparison as an HTML page."""
-        head, rows = self._texts(list(self.rows()))
         drawn = [d for d in self.differences if sum(p.change == p.change for p in d.places) > 1]
-        has_errors = any(d.error > 0 for d in self.rows())
-        is_single = len(self._subjects()) == 1
-        from .dumbbell import comparison_panel  # imports matplotlib
+        from .figures import comparison_panel  # imports matplotlib
 
-        return (
-            environment()
-            .get_template("compare.html.j2")
-            .render(
-                names=self.names,
-                mark=Markup(_MARKS[".html"]),
-                legend=ERROR_LEGEND if has_errors else "",
-                sentences=self.sentences(),
-                panels=[
-                    {
-                        "title": d.measure if is_single else f"{d.measure}, {d.subject}",
-                        "verdict": d.verdict,
-                        **comparison_panel(d, self.names, self.measures.get(d.measure, {}), index),
-                    }
-                    for index, d in enumerate(drawn[:_MAX_DRAWN])
-                ],
-                undrawn=len(drawn) - _MAX_DRAWN,
-                cells=Table(tuple(head), tuple(map(tuple, rows)), len(head) - 5, True),
-                shared=len(self.differences),
-                notes=[(d.measure, d.subject, d.note) for d in self.differences if d.note],
-                alone=self.alone,
-                explanations=Table(("entry", *self.names), self.explanations),
-            )
+        panels = [
+            {
+                "title": d.measure if self._is_single() else f"{d.measure}, {d.subject}",
+                "verdict": d.verdict,
+                **comparison_panel(d, self.names, self.measures.get(d.measure, {}), index),
+            }
+            for index, d in enumerate(drawn[:_MAX_DRAWN])
+        ]
+        return render(
+            "compare.html.j2",
+            names=self.names,
+            mark=Markup(_MARKS[".html"]),
+            legend=ERROR_LEGEND if any(d.error > 0 for d in self.rows()) else "",
+            sentences=self.sentences(),
+            panels=panels,
+            undrawn=len(drawn) - _MAX_DRAWN,
+            cells=self._table(self.rows()),
+            shared=len(self.differences),
+            notes=self._notes(),
+            explanations=Table(("entry", *self.names), self.explanations),
         )
 
     def write(self, output: Path) -> Path:
@@ -447,13 +391,10 @@ class Comparison:
         nlbench.RequestError
             If the suffix isn't ``.html``, ``.csv`` or ``.md``.
         """
-        writers: dict[str, Callable[[], str]] = {
-            ".html": self.html, ".md": self.markdown, ".csv": lambda: to_csv(self.frame()),
-        }  # fmt: skip
-        _check_suffix(output)
-        make_folder(output.parent)
-        write_atomically(output, writers[output.suffix]().encode("utf-8", errors="replace"))
-        return output
+        check_suffix(output, _MARKS)
+        writers = {".html": self.html, ".md": self.markdown}
+        writer = writers.get(output.suffix, lambda: to_csv(self.frame()))
+        return write_text(output, writer())
 
 
 def check_comparison_file(output: Path) -> None:
@@ -463,39 +404,29 @@ def check_comparison_file(output: Path) -> None:
     ------
     nlbench.RequestError
     """
-    _check_suffix(output)
-    if not os.path.lexists(output):
-        return
-    try:
-        text = read_text(output)
-    except RequestError:
-        text = ""
-    if _MARKS[output.suffix] not in text:
+    check_suffix(output, _MARKS)
+    if not is_replaceable(output, _MARKS[output.suffix]):
         raise RequestError(f"{output} is not a comparison by nlbench; choose another file")
 
 
-def _check_suffix(output: Path) -> None:
-    if output.suffix not in _MARKS:
-        raise RequestError(f"{output}: expected a file name ending in {', '.join(_MARKS)}")
+def _matching(
+    differences: Sequence[Difference], field: str, pattern: str, missing: str
+) -> list[Difference]:
+    """Return the differences whose measure or place matches a glob, at least one."""
+    names = list(dict.fromkeys(getattr(d, field) for d in differences))
+    chosen = {name for name in names if name == pattern or fnmatch.fnmatchcase(name, pattern)}
+    if not chosen:
+        raise RequestError(f"--fail-if: {missing} matches '{pattern}'{nearest(pattern, names)}")
+    return [d for d in differences if getattr(d, field) in chosen]
 
 
-def _line(console: Console, text: str) -> None:
-    lead = text[: len(text) - len(text.lstrip())]
-    console.print(Text(lead + one_line(text)), soft_wrap=True)
-
-
-def _lines(console: Console, texts: Sequence[str], noun: str) -> None:
+def _print_lines(console: Console, texts: Sequence[str], noun: str, indent: str = "") -> None:
     """Print texts, as many as fit into a terminal."""
     for text in texts[:_MAX_ROWS]:
-        _line(console, text)
+        print_line(console, text, indent)
     if len(texts) > _MAX_ROWS:
-        indent = texts[0][: len(texts[0]) - len(texts[0].lstrip())]
         more = count(len(texts) - _MAX_ROWS, f"more {noun}")
-        _line(console, f"{indent}and {more}; -o FILE writes all")
-
-
-def _value_text(estimate: Estimate) -> str:
-    return "–" if math.isnan(estimate.value) else plus_minus(estimate.value, estimate.error)
+        print_line(console, f"and {more}; -o FILE writes all", indent)
 
 
 def _size(d: Difference) -> float:
@@ -505,25 +436,15 @@ def _size(d: Difference) -> float:
 
 
 def compare_runs(first: Run, second: Run) -> Comparison:
-    """Compare the cells and manifests of two runs.
+    """Compare the cells and manifests of two runs; see `nlbench.compare`.
 
-    Parameters
-    ----------
-    first, second : nlbench.Run
-        Cells are matched by model, weights, data, seed and measure, and checkpoints also by step
-        and seed. If each run has a single subject, cells are matched by measure alone.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the runs have no cell in common.
+    Checkpoints are also matched by step and seed.
     """
-    names = _names(first, second)
-    described = [with_relative(run.manifest.get("measures") or {}) for run in (first, second)]
-    before, after = (
-        Scores({"": run.records}, known)
-        for run, known in zip((first, second), described, strict=True)
-    )
+    names = str(first.name), str(second.name)
+    if names[0] == names[1]:
+        names = f"{names[0]} (1)", f"{names[1]} (2)"
+    before, described = read_run(first)
+    after, _ = read_run(second)
     pairs = _match_checkpoints(before.subjects, after.subjects)
     measures = [name for name in before.measures if name in after.measures]
     calls = {record.identity: record.probe.facts.get("where", {}) for record in second.records}
@@ -542,20 +463,13 @@ def compare_runs(first: Run, second: Run) -> Comparison:
             f"{names[0]} and {names[1]} have no cell in common; expected both to contain the same "
             "subject (model, weights, data, seed) and measure"
         )
-    for run, scores, others in ((names[0], before, after), (names[1], after, before)):
-        matched = {s.label for pair in pairs for s in pair}
+    matched = {s.label for pair in pairs for s in pair}
+    for run, scores in zip(names, (before, after), strict=True):
         alone += [(run, s.label) for s in scores.subjects if s.label not in matched]
-        alone += [
-            (run, f"{m} of every subject") for m in scores.measures if m not in others.measures
-        ]
+        alone += [(run, f"{m} of every subject") for m in scores.measures if m not in measures]
     explanations = tuple(_explanations(first, second, pairs))
     tested = tuple(mark_significant(differences))
-    return Comparison(names, tested, explanations, tuple(alone), before.describe(described[0]))
-
-
-def _names(first: Run, second: Run) -> tuple[str, str]:
-    names = str(first.name), str(second.name)
-    return (f"{names[0]} (1)", f"{names[1]} (2)") if names[0] == names[1] else names
+    return Comparison(names, tested, explanations, tuple(alone), described)
 
 
 def _match_checkpoints(
@@ -610,32 +524,21 @@ def difference_of(
         if cell.status != "ok"
     ]
     known = {place.name: place for place in before.places}
-    places = tuple(
-        Difference(
-            subject,
-            measure,
-            place.name,
-            known[place.name],
-            place,
-            note=place.reason or known[place.name].reason,
-            where=(where or {}).get(place.name, ""),
-        )
-        for place in after.places
-        if place.name in known
-    )
+    places = []
+    for place in after.places:
+        if place.name in known:
+            old = known[place.name]
+            note = place.reason or old.reason
+            position = (where or {}).get(place.name, "")
+            places.append(
+                Difference(subject, measure, place.name, old, place, note=note, where=position)
+            )
     shared = sum(math.isfinite(place.change) for place in places)
     counts = len(before.place_values), len(after.place_values)
     if counts != (shared, shared) and not notes:
         notes.append(f"{shared} of {counts[0]} and {counts[1]} places are shared")
-    return Difference(
-        subject,
-        measure,
-        "",
-        before,
-        after,
-        note="; ".join(notes),
-        places=() if before.unit == "paths" else places,  # a path has no error of its own
-    )
+    kept = () if before.unit == "paths" else tuple(places)  # a path has no error of its own
+    return Difference(subject, measure, "", before, after, note="; ".join(notes), places=kept)
 
 
 def mark_significant(differences: Sequence[Difference]) -> list[Difference]:
@@ -643,32 +546,27 @@ def mark_significant(differences: Sequence[Difference]) -> list[Difference]:
     flat = [row for d in differences for row in (d, *d.places)]
     changes = [row.estimate for row in flat]
     marks = exceeding([c.excess() for c in changes], [c.degrees for c in changes])
-    marked = [
-        replace(row, is_significant=bool(mark)) for row, mark in zip(flat, marks, strict=True)
-    ]
+    marked = iter(
+        [replace(row, is_significant=bool(mark)) for row, mark in zip(flat, marks, strict=True)]
+    )
     result = []
-    position = 0
     for d in differences:
-        end = position + 1 + len(d.places)
-        result.append(replace(marked[position], places=tuple(marked[position + 1 : end])))
-        position = end
+        whole = next(marked)
+        result.append(replace(whole, places=tuple(next(marked) for _ in d.places)))
     return result
 
 
 def _explanations(
-    first: Run, second: Run, pairs: Iterable[tuple[TableSubject, TableSubject]]
+    first: Run, second: Run, pairs: Sequence[tuple[TableSubject, TableSubject]]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield the manifest entries that differ and can affect values."""
-    before, after = (
-        {name: str(value) for name, value in _run_facts(run.manifest)} for run in (first, second)
-    )
+    before, after = (_run_facts(run.manifest) for run in (first, second))
     for key in dict.fromkeys([*before, *after]):
         if before.get(key) != after.get(key):
             yield key, before.get(key, ""), after.get(key, "")
     # Subjects with the same change share a line.
     changes: dict[tuple[str, str, str], list[str]] = {}
-    known = [_subject_facts(run.manifest) for run in (first, second)]
-    pairs = list(pairs)
+    known = [NamedRun(str(run.name), run.manifest).subjects for run in (first, second)]
     for pair in pairs:
         old, new = (facts.get(s.identity, {}) for facts, s in zip(known, pair, strict=True))
         for name in _differing_facts(old, new):
@@ -679,15 +577,9 @@ def _explanations(
         yield f"{prefix}{name}", old_text, new_text
 
 
-def _run_facts(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from settings_of(manifest)
-    yield from flatten(manifest.get("environment") or {}, "environment.")
-
-
-def _subject_facts(manifest: Mapping[str, Any]) -> dict[tuple[Any, ...], Mapping[str, Any]]:
-    """Return the manifest's entry for each subject, by model, weights, data and seed."""
-    entries = manifest.get("subjects") or []
-    return {tuple(entry.get(key) for key in _IDENTITY): entry for entry in entries}
+def _run_facts(manifest: Mapping[str, Any]) -> dict[str, str]:
+    environment = flatten(manifest.get("environment") or {}, "environment.")
+    return {name: str(value) for name, value in (*settings_of(manifest), *environment)}
 
 
 def _differing_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

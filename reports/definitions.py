@@ -15,7 +15,7 @@ from matplotlib.font_manager import FontProperties
 from nlbench import registry
 from nlbench.source_facts import measure_facts
 
-from .svg import as_element
+from .drawing import as_element
 
 _FORMULA = re.compile(r"^\.\. math::\n\n((?: +.*\n?|\n)+)", re.M)
 _SECTION = re.compile(r"^Definition\n-+\n(.*?)(?=^\w[\w ]*\n-+\n|\Z)", re.M | re.S)
@@ -55,14 +55,9 @@ def formula(measure: str, version: str) -> str:
 
 
 def drawn_formula(latex: str, prefix: str) -> Markup:
-    """Draw a formula as an SVG element in the colour of the text.
+    """Draw a formula as an SVG element in the colour of the text, or return LaTeX if that fails.
 
-    Return LaTeX if it can't be drawn.
-
-    Parameters
-    ----------
-    prefix : str
-        Prefix for every id, unique on the page.
+    `prefix` precedes every id, and is unique on the page.
     """
     text = latex.rstrip(" ,;.")
     text = _TEXT.sub(lambda match: r"\mathrm{" + match[1].replace(" ", r"\ ") + "}", text)

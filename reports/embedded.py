@@ -24,11 +24,9 @@ from nlbench.store.run_folder import COLUMNS
 
 from .estimates import change
 from .fingerprint import Scale, level_name
-from .layout import NamedRun
 from .leaderboard import Row, Standing, family_of, sense_of
 from .population import colour_scale, reference_share
-from .relative import RELATIVE
-from .tables import Measures, Score, Scores, TableSubject
+from .tables import RELATIVE, Measures, NamedRun, Score, Scores, TableSubject
 from .text import (
     count,
     entry_decimals,
@@ -87,7 +85,7 @@ class PageData:
 
     Attributes
     ----------
-    colours : dict of str to ColourScale or None
+    colours : dict of str to Scale or None
         The scale of the strips of each measure.
     """
 
@@ -115,7 +113,10 @@ class PageData:
         """Return everything that the page shows or exports."""
         scores = self._scores
         positions = {subject.label: index for index, subject in enumerate(scores.subjects)}
-        decimals = {name: entry_decimals(self._rows, name) for name in scores.measures}
+        decimals = {
+            name: entry_decimals([row.entries[name] for row in self._rows])
+            for name in scores.measures
+        }
         rows = [
             {
                 "label": row.label,
@@ -187,18 +188,15 @@ class PageData:
     def _measure(self, name: str) -> dict[str, Any]:
         info = self._measures.get(name, {})
         sense = sense_of(info)
-        entries = [row.entries[name] for row in self._rows]
         bounds = info.get("bounds") or (None, None)
         places = [p for s in self._scores.subjects for p in self._scores[s.label, name].places]
         axis = Scale.of((end for p in places for end in (p.value, *p.interval)), 1)
-        mark = Scale.of((end for e in entries for end in (e.value, e.low, e.high)), sense)
         colours = self.colours[name]
         return {
             "name": name,
             "probe": str(info.get("probe", "")),
             "noun": place_noun(info),
             "sense": sense,
-            "mark": mark and asdict(mark),
             "strip": colours and colours.legend(),
             "axis": axis and [axis.low, axis.high, axis.log],
             "description": str(info.get("description", "")).strip(),
@@ -259,7 +257,7 @@ class PageData:
             packed["r"] = score.reason
         if score.statistics:
             packed["t"] = {key: _statistic(key, value) for key, value in score.statistics.items()}
-            packed["v"] = plus_minus(score.value, score.error)
+            packed["v"] = score.text
             packed |= _statistics_texts(score)
         record = self._run(subject).cells.get((*subject.identity, name))
         if record is not None:
@@ -291,13 +289,13 @@ class PageData:
                 name: [_statistic(name, place.statistics.get(name)) for place in places]
                 for name in columns
             },
-            "f": [plus_minus(p.value, p.error) if math.isfinite(p.value) else "" for p in places],
+            "f": [p.text if math.isfinite(p.value) else "" for p in places],
             "h": [_short(p.interval[1] - p.value) if p.error >= 0 else None for p in places],
             "k": counts[0] if len(set(counts)) == 1 else counts,
         }
         colours = self.colours[measure]
         if colours is not None:
-            packed["l"] = "".join(level_name(colours.scale, place.value) for place in places)
+            packed["l"] = "".join(level_name(colours, place.value) for place in places)
         if not any(kinds) and not is_mean:  # these have a table of all statistics
             rows = [[place.statistics.get(name) for name in columns] for place in places]
             packed["fs"] = [["" if v is None else number(v) for v in row] for row in rows]
@@ -344,10 +342,8 @@ def _differences(rows: Sequence[Row], measures: Sequence[str]) -> list[list[list
 def _difference_text(base: Row, row: Row, measure: str) -> str:
     first = base.entries[measure]
     second = row.entries[measure]
-    if base is row or not math.isfinite(first.value) or not math.isfinite(second.value):
-        return ""
-    found = change(first, second)
-    return plus_minus(found.value, found.error, signed=True)
+    is_known = math.isfinite(first.value) and math.isfinite(second.value)
+    return change(first, second).text if is_known and base is not row else ""
 
 
 def _fact_text(value: Any) -> str:

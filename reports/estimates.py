@@ -17,6 +17,8 @@ from nlbench.measure.replicates import (
     student_quantile,
 )
 
+from .text import plus_minus
+
 LEVEL = 0.95
 ROUNDING = 1e-9
 """Relative difference up to which two values are equal: records round to about nine digits."""
@@ -50,10 +52,7 @@ class Estimate:
     @cached_property
     def error(self) -> float:
         """Standard error, or 0 if the value is exact, NaN if it is unknown."""
-        if self.unit == "exact":
-            return 0.0
-        error = standard_error(self.replicates)
-        return math.nan if error is None else error
+        return 0.0 if self.unit == "exact" else _known(standard_error(self.replicates))
 
     @property
     def degrees(self) -> float:
@@ -64,6 +63,11 @@ class Estimate:
     def interval(self) -> tuple[float, float]:
         """The confidence interval, without the numerical error, or NaN if unknown."""
         return interval(self.value, self.error, self.degrees)
+
+    @property
+    def text(self) -> str:
+        """The formatted value with its error."""
+        return "–" if math.isnan(self.value) else plus_minus(self.value, self.error)
 
 
 def interval(value: float, error: float, degrees: float) -> tuple[float, float]:
@@ -94,7 +98,9 @@ def over_seeds(values: Iterable[float], seeds: Iterable[int]) -> Estimate:
     (3.0, 1.528)
     """
     numbers = np.array(list(values), dtype=np.float64)
-    scale = _scale(numbers)
+    # A power of two by which no sum or square of the values overflows.
+    largest = float(np.abs(numbers).max(initial=0.0))
+    scale = 1.0 if largest < 1e150 else 2.0 ** (math.frexp(largest)[1] - 1)
     scaled = numbers / scale
     mean = float(scaled.mean())
     key = f"seeds {' '.join(map(str, seeds))}"
@@ -102,12 +108,6 @@ def over_seeds(values: Iterable[float], seeds: Iterable[int]) -> Estimate:
         return Estimate(scale * mean, key=key)
     without = (scaled.sum() - scaled) / (len(numbers) - 1)
     return Estimate(scale * mean, tuple((scale * without).tolist()), key, "seeds")
-
-
-def _scale(values: NDArray[np.float64]) -> float:
-    """Return a power of two by which to divide values so that no sum or square overflows."""
-    largest = float(np.abs(values).max(initial=0.0))
-    return 1.0 if largest < 1e150 else 2.0 ** (math.frexp(largest)[1] - 1)
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,12 @@ class Change:
     def interval(self) -> tuple[float, float]:
         """The confidence interval, or NaN if unknown."""
         return interval(self.value, self.error, self.degrees)
+
+    @property
+    def text(self) -> str:
+        """The formatted difference with its error."""
+        is_unknown = math.isnan(self.value)
+        return "–" if is_unknown else plus_minus(self.value, self.error, signed=True)
 
     def excess(self, bound: float = 0.0) -> float:
         """Return by how many standard errors the change exceeds a bound, or NaN if unknown."""
@@ -181,8 +187,7 @@ def relative_change(before: Estimate, after: Estimate) -> Change:
     value = plain.value / unit
     if _is_paired(before, after):
         ratios = combine(lambda x, y: (y - x) / abs(x), before.replicates, after.replicates)
-        known = standard_error(ratios)
-        error = math.nan if known is None else known
+        error = _known(standard_error(ratios))
     else:
         # To first order, the error of the first value counts by the ratio.
         error = math.hypot(after.error, before.error * after.value / before.value) / unit
@@ -203,7 +208,11 @@ def _error(before: Estimate, after: Estimate) -> tuple[float, float]:
         return (uncertain[0].error, uncertain[0].degrees) if uncertain else (0.0, math.inf)
     paired = _is_paired(before, after)
     error = difference_error(before.replicates, after.replicates, paired)
-    return math.nan if error is None else error, min(before.degrees, after.degrees)
+    return _known(error), min(before.degrees, after.degrees)
+
+
+def _known(error: float | None) -> float:
+    return math.nan if error is None else error
 
 
 def exceeding(
@@ -256,10 +265,8 @@ _BLOCK_ROWS = 256
 def clear_orders(estimates: Sequence[Estimate]) -> NDArray[np.int8]:
     """Compare all pairs of estimates by Holm's method.
 
-    Returns
-    -------
-    array of shape (n, n)
-        1 where the row clearly exceeds the column, -1 where the column clearly exceeds the row.
+    The result is 1 where the row clearly exceeds the column, -1 where the column clearly exceeds
+    the row, and else 0.
 
     Examples
     --------
@@ -276,20 +283,7 @@ def clear_orders(estimates: Sequence[Estimate]) -> NDArray[np.int8]:
 
 
 def pairwise_excesses(estimates: Sequence[Estimate]) -> NDArray[np.float32]:
-    """Return by how many standard errors each estimate exceeds each later one.
-
-    Returns
-    -------
-    array of shape (n, n)
-        Row minus column, as in `Change.excess`, above the diagonal; NaN elsewhere.
-
-    Examples
-    --------
-    >>> first = Estimate(0.9, (0.8, 0.9, 1.0), "a", "samples")
-    >>> second = Estimate(0.8, (0.7, 0.8, 0.9), "b", "samples")
-    >>> round(float(pairwise_excesses([first, second])[0, 1]), 3)
-    0.612
-    """
+    """Return `Change.excess` of each later estimate (column) and each earlier one (row), or NaN."""
     n = len(estimates)
     values = np.array([e.value for e in estimates])
     numerical = np.array([e.numerical_error for e in estimates])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -17,7 +16,7 @@ from nlbench.serialization.files import spreadsheet_safe, spreadsheet_text, writ
 
 from .leaderboard import Row, leaderboard, sense_of
 from .tables import Measures, read_run
-from .text import entry_decimals, short_value_text
+from .text import entry_decimals, number
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run
@@ -28,6 +27,19 @@ _LATEX = {
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
     "–": "--", "−": "$-$", "±": r"$\pm$", "∞": r"$\infty$", "·": r"$\cdot$",
 }  # fmt: skip
+
+
+_TABLE = r"""\begin{{table}}
+  \centering
+  \caption{{{caption}}}
+  \begin{{tabular}}{{{columns}}}
+    \toprule
+    {head} \\
+    \midrule
+{body}    \bottomrule
+  \end{{tabular}}
+\end{{table}}
+"""
 
 
 def to_csv(table: pd.DataFrame) -> str:
@@ -98,21 +110,9 @@ def latex_text(text: str) -> str:
 
 
 def to_latex(run: Run, *, ranks: bool = True, error: bool = False) -> str:
-    r"""Convert a run's leaderboard to a LaTeX table with booktabs rules.
+    """Convert a run's leaderboard to a LaTeX table, which requires the package booktabs.
 
     Arrows in the head point to the more nonlinear end; the caption says what ± is.
-
-    Parameters
-    ----------
-    ranks : bool
-        Add the interval for the rank to each value.
-    error : bool
-        Add the standard error to each value.
-
-    Returns
-    -------
-    str
-        A ``table``, which requires ``\usepackage{booktabs}``.
     """
     scores, measures = read_run(run)
     return latex_table(leaderboard(scores, measures), measures, ranks=ranks, error=error)
@@ -122,35 +122,18 @@ def latex_table(
     rows: Sequence[Row], measures: Measures, *, ranks: bool = False, error: bool = True
 ) -> str:
     """Convert a leaderboard to a LaTeX table, see `to_latex`."""
-    head, lines = _texts(rows, ranks, error)
-    arrows = [_arrow(measures.get(name, {})) for name in head[1:]]
-    heads = [
-        latex_text(head[0]),
-        *(latex_text(n) + a for n, a in zip(head[1:], arrows, strict=True)),
-    ]
-    return (
-        "\n".join(
-            [
-                r"\begin{table}",
-                r"  \centering",
-                rf"  \caption{{{latex_text(_caption(rows, measures, ranks, error))}}}",
-                rf"  \begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
-                r"    \toprule",
-                f"    {' & '.join(heads)} \\\\",
-                r"    \midrule",
-                *(f"    {' & '.join(map(latex_text, line))} \\\\" for line in lines),
-                r"    \bottomrule",
-                r"  \end{tabular}",
-                r"\end{table}",
-            ]
-        )
-        + "\n"
+    names, lines = board_texts(rows, ranks=ranks, error=error)
+    arrows = {1: r" $\uparrow$", -1: r" $\downarrow$", 0: ""}
+    heads = [latex_text(n) + arrows[sense_of(measures.get(n, {}))] for n in names]
+    cells = [[latex_text(text) for text in line] for line in lines]
+    body = [[latex_text(row.label), *line] for row, line in zip(rows, cells, strict=True)]
+    caption = latex_text(_caption(rows, measures, ranks, error))
+    return _TABLE.format(
+        caption=caption,
+        columns="l" + "r" * len(names),
+        head=" & ".join(["network", *heads]),
+        body="".join(f"    {' & '.join(line)} \\\\\n" for line in body),
     )
-
-
-def _arrow(info: Mapping[str, Any]) -> str:
-    arrows = {1: r" $\uparrow$", -1: r" $\downarrow$"}
-    return arrows.get(sense_of(info), "")
 
 
 def _caption(rows: Sequence[Row], measures: Measures, ranks: bool, error: bool) -> str:
@@ -176,7 +159,10 @@ def _caption(rows: Sequence[Row], measures: Measures, ranks: bool, error: bool) 
 def to_markdown(run: Run, *, ranks: bool = True) -> str:
     """Convert a run's leaderboard to a Markdown table; see `to_latex`."""
     scores, measures = read_run(run)
-    return markdown_table(*_texts(leaderboard(scores, measures), ranks, True))
+    rows = leaderboard(scores, measures)
+    names, lines = board_texts(rows, ranks=ranks)
+    body = [[row.label, *line] for row, line in zip(rows, lines, strict=True)]
+    return markdown_table(["network", *names], body)
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -192,17 +178,22 @@ def _markdown_line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(texts)} |"
 
 
-def _texts(rows: Sequence[Row], ranks: bool, error: bool) -> tuple[list[str], list[list[str]]]:
+def board_texts(
+    rows: Sequence[Row], *, ranks: bool = True, error: bool = True
+) -> tuple[list[str], list[list[str]]]:
+    """Return the measures of a leaderboard, and its values as text, with errors or rounded alike.
+
+    With `ranks`, they are followed by the intervals for the ranks in brackets.
+    """
     names = list(rows[0].entries) if rows else []
-    decimals = {name: entry_decimals(rows, name) for name in names}
-    lines = []
-    for row in rows:
-        entries = [row.entries[name] for name in names]
-        if not error:
-            entries = [replace(entry, replicates=()) for entry in entries]
-        texts = [
-            short_value_text(entry, decimals[name], ranks=ranks and len(rows) > 1)
-            for name, entry in zip(names, entries, strict=True)
-        ]
-        lines.append([row.label, *texts])
-    return ["network", *names], lines
+    decimals = {name: entry_decimals([row.entries[name] for row in rows]) for name in names}
+    lines: list[list[str]] = [[] for _ in rows]
+    for row, line in zip(rows, lines, strict=True):
+        for name in names:
+            entry = row.entries[name]
+            text = number(entry.value, decimals[name]) if entry.status == "ok" else entry.status
+            if error and entry.status == "ok" and entry.error > 0:
+                text = entry.text
+            has_rank = ranks and len(rows) > 1 and entry.status == "ok" and entry.ranks
+            line.append(f"{text} ({entry.ranks})" if has_rank else text)
+    return names, lines

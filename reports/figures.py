@@ -7,13 +7,14 @@ colours that are distinct for colour-blind readers and in grey.
 from __future__ import annotations
 
 import fnmatch
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.cm
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
@@ -21,17 +22,17 @@ from matplotlib.figure import Figure
 from nlbench.errors import RequestError, nearest
 
 from .compare import Difference, compare_runs, difference_of, mark_significant
-from .dumbbell import dumbbell_figure
+from .drawing import PAGE_WIDTH, NotebookFigure, in_page_colours, laid_out, to_svg
 from .embedded import compressed
-from .layout import Identity, NamedRun
+from .fingerprint import strip
 from .leaderboard import Row, compared_measures, leaderboard, sense_of
-from .notebook_figure import PAGE_WIDTH, NotebookFigure, laid_out
 from .panels import (
     MAX_SERIES,
     RAMP,
     LabelledCells,
     draw_bars,
     draw_distribution,
+    draw_dumbbells,
     draw_path,
     draw_signature,
     draw_standings,
@@ -39,10 +40,17 @@ from .panels import (
     legend_label,
     short,
 )
-from .population import ColourScale, colour_scale
-from .relative import has_relative
-from .tables import Score, Scores, TableSubject, read_run
-from .text import direction
+from .population import colour_scale
+from .tables import (
+    Identity,
+    Measures,
+    NamedRun,
+    Score,
+    Scores,
+    TableSubject,
+    read_run,
+)
+from .text import direction, range_noun, range_text
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run
@@ -51,6 +59,7 @@ FORMS = ("strip", "signature", "board", "compare", "path")
 FORMATS = ("pdf", "svg", "png")
 WIDTHS = {"column": 3.25, "text": 6.75}
 """Inches: one column of a page with two, and the whole page."""
+MAX_PLACES = 80
 MAX_ROWS = 40
 """Maximum number of networks or places in one figure; more would be taller than a page."""
 _PANEL_WIDTH = 1.05  # inches of a measure's panel in a board, at least
@@ -70,34 +79,29 @@ class FigureData:
     """
 
     scores: Scores
-    measures: Mapping[str, Mapping[str, Any]]
+    measures: Measures
     drawings: Mapping[Identity, Mapping[str, Any]] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     measure: str | None = None
 
     @classmethod
     def of(
-        cls,
-        run: Run,
-        names: str | Sequence[str] | None = None,
-        measure: str | None = None,
+        cls, run: Run, names: str | Sequence[str] | None = None, measure: str | None = None
     ) -> FigureData:
         """Read a run.
 
         Raise if the measure or a network is unknown.
         """
         scores, measures = read_run(run)
-        chosen = () if names is None else (names,) if isinstance(names, str) else tuple(names)
-        source = cls(
-            scores, measures, NamedRun(run.name, {}, tuple(run.records)).drawings, chosen, measure
-        )
+        chosen = (names,) if isinstance(names, str) else tuple(names or ())
+        drawings = NamedRun(run.name, {}, tuple(run.records)).drawings
         if measure is not None:
             check_measure_name(measure, scores)
+        labels = [name for s in scores.subjects for name in (s.label, s.model)]
         for name in chosen:
-            labels = [name for s in scores.subjects for name in (s.label, s.model)]
             if not _matches(name, *labels):
                 raise RequestError(f"the run has no subject '{name}'{nearest(name, labels)}")
-        return source
+        return cls(scores, measures, drawings, chosen, measure)
 
     def info(self, measure: str) -> Mapping[str, Any]:
         """Return the metadata of a measure."""
@@ -110,17 +114,16 @@ class FigureData:
     def rows(self, measures: Sequence[str]) -> list[Row]:
         """Return the chosen networks, the most nonlinear first."""
         rows = leaderboard(self.scores.restrict(measures=measures), self.measures)
-        return [
-            row
-            for row in rows
-            if self.is_chosen(row.label, *(n for s in row.subjects for n in (s.label, s.model)))
+        labels = [
+            [row.label, *(n for s in row.subjects for n in (s.label, s.model))] for row in rows
         ]
+        return [row for row, names in zip(rows, labels, strict=True) if self.is_chosen(*names)]
 
     def subjects(self) -> list[TableSubject]:
         """Return the chosen subjects, in the order of the names, else of the run."""
-        chosen = [s for s in self.scores.subjects if self.is_chosen(s.label, s.model)]
-        named = [s for name in self.names for s in chosen if _matches(name, s.label, s.model)]
-        return list(dict.fromkeys(named)) or chosen
+        every = self.scores.subjects
+        named = [s for name in self.names for s in every if _matches(name, s.label, s.model)]
+        return list(dict.fromkeys(named)) if self.names else list(every)
 
     def cells(self, measure: str) -> list[tuple[str, Score]]:
         """Return the label and cell of each chosen network with values at places."""
@@ -129,7 +132,7 @@ class FigureData:
 
     def site_measure(self) -> str:
         """Return the chosen measure, by default the first one of sites that has values."""
-        return site_measure(self.scores, self.measures, self.measure)
+        return self.measure or site_measure(self.scores, self.measures)
 
 
 def _matches(name: str, *labels: str) -> bool:
@@ -142,13 +145,8 @@ def check_measure_name(name: str, scores: Scores) -> None:
         raise RequestError(f"the run has no measure '{name}'{nearest(name, scores.measures)}")
 
 
-def site_measure(
-    scores: Scores, measures: Mapping[str, Mapping[str, Any]], name: str | None
-) -> str:
-    """Return a measure of sites with values: the named one, or the first that has a direction."""
-    if name is not None:
-        check_measure_name(name, scores)
-        return name
+def site_measure(scores: Scores, measures: Measures) -> str:
+    """Return a measure of sites with values, the first that has a direction."""
     sites = [n for n in scores.measures if measures.get(n, {}).get("probe") == "sites"]
     drawn = [n for n in sites if any(len(scores[s.label, n].place_values) for s in scores.subjects)]
     directed = [n for n in drawn if sense_of(measures.get(n, {}))]
@@ -167,15 +165,7 @@ def paper_figure(
     width: str | float = "column",
     format: str = "pdf",
 ) -> NotebookFigure:
-    """Draw a figure in the size at which it stands in a paper.
-
-    See `nlbench.Run.figure`.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If an argument is unknown, or the run has nothing to draw.
-    """
+    """Draw a figure in the size at which it stands in a paper; see `nlbench.Run.figure`."""
     for name, value, known in (("form", form, FORMS), ("format", format, FORMATS)):
         if value not in known:
             raise RequestError(f"{name}: expected {', '.join(known)}, got '{value}'")
@@ -187,7 +177,7 @@ def paper_figure(
         difference, names, info = _difference(source, run, other)
         _check_rows(difference.places, "places")
         return dumbbell_figure(difference, names, info, inches, format)
-    return laid_out(inches, format, functools.partial(_draw, _DRAWINGS[form], source))
+    return laid_out(inches, format, partial(_DRAWINGS[form], source))
 
 
 def _check_rows(rows: Sequence[object], noun: str) -> None:
@@ -197,26 +187,19 @@ def _check_rows(rows: Sequence[object], noun: str) -> None:
         )
 
 
-def _strip(figure: Figure, source: FigureData, axes: Axes | None = None) -> float:
+def _strip(source: FigureData, figure: Figure, axes: Axes | None = None) -> float:
     """Draw a strip per network, coloured by score, and return the figure's height."""
     name = source.site_measure()
     info = source.info(name)
     strips = source.cells(name)
     _check_rows(strips, "networks")
-    colours = colour_scale(name, info, [v for _, cell in strips for v in cell.place_values])
-    if colours is None:
+    scale = colour_scale(name, info, [v for _, cell in strips for v in cell.place_values])
+    if scale is None:
         raise RequestError(f"{name} has no value at any site; expected at least one")
     axes = figure.add_subplot() if axes is None else axes
-    draw_strips(axes, strips, colours.scale)
-    _draw_key(figure, axes, colours, name, info)
-    return 0.75 + 0.2 * max(2, len(strips)) + _names_height(axes)
-
-
-def _draw_key(
-    figure: Figure, axes: Axes, colours: ColourScale, name: str, info: Mapping[str, Any]
-) -> None:
-    """Draw the colours of strips from least to most nonlinear, below them."""
-    legend = colours.legend()
+    draw_strips(axes, strips, scale)
+    # The colours, from least to most nonlinear, are below the strips.
+    legend = scale.legend()
     mappable = matplotlib.cm.ScalarMappable(Normalize(0, 1), ListedColormap(RAMP))
     bar = figure.colorbar(
         mappable, ax=axes, ticks=[0, 1], orientation="horizontal", aspect=24, shrink=0.7
@@ -225,10 +208,14 @@ def _draw_key(
     bar.ax.tick_params(length=0)
     bar.outline.set_linewidth(0.4)
     bar.set_label(f"{name}: darker is {'more nonlinear' if sense_of(info) else 'more'}")
+    return 0.75 + 0.2 * max(2, len(strips)) + _names_height(axes)
 
 
-def draw_measure(figure: Figure, source: FigureData, name: str, axes: Axes | None = None) -> float:
+def draw_measure(
+    source: FigureData, figure: Figure, axes: Axes | None = None, measure: str = ""
+) -> float:
     """Draw a measure's value at each place, and return the figure's height."""
+    name = measure or source.site_measure()
     info = source.info(name)
     cells = _labelled_cells(source, name)
     axes = figure.add_subplot() if axes is None else axes
@@ -256,11 +243,8 @@ def _labelled_cells(source: FigureData, name: str) -> LabelledCells:
     subjects = source.subjects()
     if len(subjects) > MAX_SERIES:
         raise RequestError(f"{len(subjects)} subjects in one figure; expected at most {MAX_SERIES}")
-    cells = {
-        index: (subject.label, source.scores[subject.label, name])
-        for index, subject in enumerate(subjects)
-    }
-    drawn = {index: entry for index, entry in cells.items() if len(entry[1].place_values)}
+    cells = [(subject.label, source.scores[subject.label, name]) for subject in subjects]
+    drawn = {index: cell for index, cell in enumerate(cells) if len(cell[1].place_values)}
     if not drawn:
         raise RequestError(f"{name} has no value at any place; expected at least one")
     return drawn
@@ -272,17 +256,12 @@ def _names_height(axes: Axes) -> float:
     return 0.07 * max((len(label.get_text()) for label in rotated), default=0)
 
 
-def _signature(figure: Figure, source: FigureData) -> float:
-    return draw_measure(figure, source, source.site_measure())
-
-
-def _board(figure: Figure, source: FigureData) -> float:
+def _board(source: FigureData, figure: Figure) -> float:
     """Draw networks by measures, as many as fit the width.
 
     Return the figure's height.
     """
     directed = compared_measures(source.measures, source.scores.measures)
-    directed = [name for name in directed if not has_relative(name, source.measures)]
     names = [source.measure] if source.measure else directed
     rows = source.rows(names)
     _check_rows(rows, "networks")
@@ -309,9 +288,9 @@ def _difference(
         comparison = compare_runs(run, other)
         measures = [d.measure for d in comparison.differences]
         scores = source.scores.restrict(measures=measures)
-        name = source.measure or site_measure(scores, comparison.measures, None)
-        chosen = [d for d in comparison.differences if d.measure == name]
-        chosen = [d for d in chosen if source.is_chosen(d.subject)]
+        name = source.measure or site_measure(scores, comparison.measures)
+        named = [d for d in comparison.differences if d.measure == name]
+        chosen = [d for d in named if source.is_chosen(d.subject)]
         if len(chosen) != 1:
             raise RequestError(
                 f"{len(chosen)} networks have {name} in both runs; expected one: choose it by "
@@ -329,7 +308,7 @@ def _difference(
     return difference, (subjects[0].label, subjects[1].label), source.info(name)
 
 
-def _path(figure: Figure, source: FigureData) -> float:
+def _path(source: FigureData, figure: Figure) -> float:
     """Draw the outputs along one path.
 
     Return the figure's height.
@@ -354,7 +333,7 @@ def _path(figure: Figure, source: FigureData) -> float:
 
 def page_exports(
     scores: Scores,
-    measures: Mapping[str, Mapping[str, Any]],
+    measures: Measures,
     drawings: Mapping[Identity, Mapping[str, Any]],
 ) -> dict[str, str]:
     """Draw the figures that a page exports, as compressed SVG files in Base64, keyed by form.
@@ -365,49 +344,31 @@ def page_exports(
     exports = {}
     for form, draw in _DRAWINGS.items():
         try:
-            figure = laid_out(WIDTHS["column"], "svg", functools.partial(_draw, draw, source))
+            figure = laid_out(WIDTHS["column"], "svg", partial(draw, source))
         except RequestError:
             continue  # nothing to draw, or too much for one figure
         exports[form] = compressed(figure.to_bytes())
     return exports
 
 
-def _draw(draw: Callable[[Figure, FigureData], float], source: FigureData, figure: Figure) -> float:
-    return draw(figure, source)
-
-
-_DRAWINGS: dict[str, Callable[[Figure, FigureData], float]] = {
+_DRAWINGS: dict[str, Callable[[FigureData, Figure], float]] = {
     "strip": _strip,
-    "signature": _signature,
+    "signature": draw_measure,
     "board": _board,
     "path": _path,
 }
 
 
 def fingerprint_of(run: Run, measure: str | None = None, ax: Axes | None = None) -> Figure:
-    """Plot each network as a strip along its depth.
-
-    See `nlbench.Run.fingerprint`.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If no site has a value.
-    """
+    """Plot each network as a strip along its depth; see `nlbench.Run.fingerprint`."""
     source = FigureData.of(run, measure=measure)
-    return _into(ax, lambda figure: _strip(figure, source, ax))
+    return _into(ax, partial(_strip, source, axes=ax))
 
 
 def plot_of(run: Run, measure: str, ax: Axes | None = None) -> Figure:
-    """Plot a measure's values by place: signatures, distributions over paths, or bars.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the run has no value of the measure or too many subjects.
-    """
+    """Plot a measure's values by place; see `nlbench.Run.plot`."""
     source = FigureData.of(run, measure=measure)
-    return _into(ax, lambda figure: draw_measure(figure, source, measure, ax))
+    return _into(ax, partial(draw_measure, source, axes=ax, measure=measure))
 
 
 def _into(ax: Axes | None, draw: Callable[[Any], float]) -> Figure:
@@ -416,3 +377,61 @@ def _into(ax: Axes | None, draw: Callable[[Any], float]) -> Figure:
         return laid_out(PAGE_WIDTH, "png", draw)
     draw(ax.figure)
     return ax.figure  # type: ignore[return-value]
+
+
+def dumbbell_figure(
+    difference: Difference,
+    names: tuple[str, str],
+    info: Mapping[str, Any],
+    width: float = PAGE_WIDTH,
+    format: str = "svg",
+) -> NotebookFigure:
+    """Draw the values of two networks at each place, joined by a bar, and their difference.
+
+    The axis holds all intervals. Of more than 80 places, those that changed most are drawn.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If no place has a value in both networks.
+    """
+    drawn = [d for d in difference.places if math.isfinite(d.change)]
+    if len(drawn) > MAX_PLACES:
+        least = sorted((abs(d.change) for d in drawn), reverse=True)[MAX_PLACES - 1]
+        drawn = [d for d in drawn if abs(d.change) >= least]
+    if math.isfinite(difference.change):
+        drawn.append(difference)
+    if not drawn:
+        raise RequestError(f"{difference.measure}: no place has a value in both networks")
+
+    def draw(figure: Figure) -> float:
+        axes = figure.add_subplot()
+        draw_dumbbells(axes, drawn, names)
+        words = direction(info.get("more_means", "neither"))
+        axes.set_xlabel(f"{difference.measure} ({words})")
+        columns = 2 if sum(map(len, names)) < 11 * width else 1
+        figure.legend(loc="outside upper left", ncols=columns)
+        return 0.8 + 0.19 * len(drawn) + 0.16 * (2 // columns)
+
+    return laid_out(width, format, draw)
+
+
+def comparison_panel(
+    difference: Difference, names: tuple[str, str], info: Mapping[str, Any], index: int
+) -> dict[str, Any]:
+    """Return the figure as SVG in the page's colours, and the strips of both networks.
+
+    The strips have one scale, with its legend; there are none without places.
+    """
+    title = f"{difference.measure} of {names[0]} and {names[1]} at each place"
+    svg = to_svg(dumbbell_figure(difference, names, info), prefix=f"plot{index}", title=title)
+    panel: dict[str, Any] = {"plot": Markup(in_page_colours(svg)), "strips": []}
+    sides = [[(d.first, d.second)[side].value for d in difference.places] for side in (0, 1)]
+    scale = colour_scale(difference.measure, info, [v for side in sides for v in side])
+    if scale is not None:
+        titles = [
+            f"{n}, {range_noun(info)} {range_text(v)}" for n, v in zip(names, sides, strict=True)
+        ]
+        panel["strips"] = [strip(v, scale, title=t) for v, t in zip(sides, titles, strict=True)]
+        panel["legend"] = scale.legend()
+    return panel

@@ -20,7 +20,7 @@ from .leaderboard import (
 from .population import population_of
 from .remarks import Gap, group_remarks
 from .tables import Measures, Score, Scores
-from .text import count, place_noun, place_text, plus_minus, range_text
+from .text import count, place_noun, place_text, range_text
 from .training import training_findings, training_runs
 
 _MAX_NAMED = 3
@@ -81,8 +81,7 @@ def network_findings(row: Row, scores: Scores, measures: Measures) -> list[str]:
             continue
         shares[measure] = population.share_below(entry.value)
         place = population.sentence(entry.value)
-        value = plus_minus(entry.value, entry.error)
-        sentences.append(f"By {measure} ({value}), it is {place[0].lower()}{place[1:]}.")
+        sentences.append(f"By {measure} ({entry.text}), it is {place[0].lower()}{place[1:]}.")
     return sentences + _disagreement(shares, measures)
 
 
@@ -121,8 +120,7 @@ def _places_sentence(measure: str, cell: Score, info: Mapping[str, Any]) -> str:
     noun = place_noun(info)
 
     def named(name: str) -> str:
-        place = places[name]
-        return f"{place_text(name)} ({plus_minus(place.value, place.error)})"
+        return f"{place_text(name)} ({places[name].text})"
 
     finite = [place for place in cell.places if math.isfinite(place.value)]
     ordered = sorted(finite, key=lambda place: -sense * place.value)
@@ -201,8 +199,7 @@ def _extremes(ranked: Sequence[Row], measure: str) -> str:
 
 
 def _value_text(row: Row, measure: str) -> str:
-    entry = row.entries[measure]
-    return f"{row.label} ({plus_minus(entry.value, entry.error)})"
+    return f"{row.label} ({row.entries[measure].text})"
 
 
 def _missing_sentences(missing: Sequence[Gap]) -> list[str]:

@@ -11,6 +11,8 @@ from markupsafe import Markup, escape
 
 from nlbench.errors import without_controls
 
+from .text import number, short_decimals
+
 LEVELS = 10
 _MAX_GAPS = 60  # with more fields, there are no gaps between them
 _CLIP_FROM = 200  # number of values from which 0.5 % are clipped at either end
@@ -28,6 +30,10 @@ class Scale:
         True for a logarithmic scale.
     sense : int
         -1 if a smaller value is more nonlinear, else 1.
+    source : str
+        Where the ends come from.
+    is_cut : bool
+        True if values may lie beyond the more nonlinear end.
 
     Examples
     --------
@@ -39,6 +45,8 @@ class Scale:
     high: float
     log: bool
     sense: int
+    source: str = ""
+    is_cut: bool = False
 
     @classmethod
     def of(cls, values: Iterable[float], sense: int, *, clip: bool = False) -> Scale | None:
@@ -66,6 +74,14 @@ class Scale:
             return 0.5
         fraction = min(1.0, max(0.0, (value - low) / (high - low)))
         return fraction if self.sense > 0 else 1 - fraction
+
+    def legend(self) -> dict[str, str]:
+        """Return the texts at both ends of the scale and its source."""
+        ends = [self.low, self.high][:: self.sense]
+        decimals = short_decimals(ends)
+        beyond = (" and above" if self.sense > 0 else " and below") if self.is_cut else ""
+        least, most = (number(end, decimals) for end in ends)
+        return {"least": least, "most": most + beyond, "source": self.source}
 
 
 def level_of(position: float) -> int:

@@ -12,8 +12,7 @@ import numpy as np
 import pandas as pd
 
 from .estimates import LEVEL, clear_orders
-from .relative import has_relative
-from .tables import Measures, Score, Scores, TableSubject, mean_score
+from .tables import Measures, Score, Scores, TableSubject, has_relative, mean_score
 
 CONFIDENCE = LEVEL
 _FIELDS = (
@@ -268,19 +267,10 @@ def _ranked(entries: list[Standing], sense: int) -> list[Standing]:
 def leaderboard_frame(
     rows: Sequence[Row], measures: Sequence[str], *, full: bool = True
 ) -> pd.DataFrame:
-    """Convert a leaderboard to a DataFrame.
+    """Convert a leaderboard to a DataFrame with columns ``(measure, field)``.
 
-    Parameters
-    ----------
-    full : bool
-        Include all fields of `Standing` and all keys of a row, not just values, errors, intervals
-        and ranks.
-
-    Returns
-    -------
-    DataFrame
-        One row per subject, indexed by ``run, model, weights, data, seeds, subject`` (if `full`) or
-        ``subject``; columns ``(measure, field)``.
+    It has values, errors, intervals and ranks, and is indexed by ``subject``. If `full`, it has all
+    fields of `Standing`, and is indexed by ``run, model, weights, data, seeds, subject``.
     """
     chosen = _FIELDS if full else ("value", "error", "low", "high", "rank")
     keys = ["run", "model", "weights", "data", "seeds", "subject"]

@@ -39,11 +39,6 @@ def settings_of(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def manifest_text(manifest: Mapping[str, Any]) -> str:
     """Format a run's manifest, one entry per line.
 
-    Parameters
-    ----------
-    manifest : mapping
-        `nlbench.Run.manifest`.
-
     Examples
     --------
     >>> print(manifest_text({"created": "2026-01-01", "cells": {"ok": 2, "failed": 1}}))

@@ -6,20 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from markupsafe import Markup
 
 from nlbench import Signature
 from nlbench.errors import RequestError, nearest
 
 from .agreement import agreement, agreement_frame
-from .environment import environment
+from .environment import render
 from .figures import check_measure_name, site_measure
 from .fingerprint import strip
-from .leaderboard import Standing, leaderboard, leaderboard_frame
+from .leaderboard import leaderboard, leaderboard_frame
 from .panels import RAMP
 from .population import colour_scale, reference_share
 from .tables import Scores, read_run
-from .text import number, plus_minus
 
 if TYPE_CHECKING:
     from nlbench.measure import Result
@@ -36,13 +34,7 @@ def leaderboard_of(
     full: bool = False,
     reference: bool = False,
 ) -> pd.DataFrame:
-    """Rank a run's subjects; see `nlbench.Run.leaderboard`.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the run doesn't contain a measure.
-    """
+    """Rank a run's subjects; see `nlbench.Run.leaderboard`."""
     if seeds not in ("together", "apart"):
         raise RequestError(f"seeds='{seeds}', expected 'together' or 'apart'")
     scores, known = read_run(run)
@@ -61,37 +53,22 @@ def leaderboard_of(
 
 
 def agreement_of(run: Run) -> pd.DataFrame:
-    """Correlate all pairs of a run's measures.
+    """Correlate all pairs of a run's measures, oriented so that larger means more nonlinear.
 
-    Returns
-    -------
-    DataFrame
-        Columns ``coefficient, measure, other, value, low, high, n, networks``. Spearman's and
-        Kendall's are over networks, Pearson's over sites within networks, all oriented so that
-        larger values mean more nonlinear.
+    Spearman's and Kendall's coefficients are over networks, Pearson's over sites within networks.
     """
     scores, measures = read_run(run)
     return agreement_frame(agreement(leaderboard(scores, measures), scores, measures))
 
 
 def signature_of(run: Run, subject: str | None = None, measure: str | None = None) -> Signature:
-    """Return a network's signature.
+    """Return the signature of a network, given by its label or, if that is unique, its model.
 
-    Parameters
-    ----------
-    subject : str, optional
-        Label of the subject in the leaderboard, or its model's name if that is unique. Optional if
-        the run has a single subject.
-    measure : str, optional
-        By default the first measure of sites that has values.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the subject or measure is unknown or ambiguous.
+    The defaults are the only subject, and the first measure of sites that has values.
     """
     scores, measures = read_run(run)
-    name = site_measure(scores, measures, measure)
+    name = measure or site_measure(scores, measures)
+    check_measure_name(name, scores)
     chosen = _subject(scores, subject)
     for record in run.records:
         if record.identity == (*chosen.identity, name):
@@ -115,61 +92,45 @@ def _subject(scores: Scores, name: str | None) -> Any:
 
 def html_of(shown: Run | Result) -> str:
     """Return the notebook representation of a run or a single result."""
-    is_run = hasattr(shown, "records")
-    view = _run_view(shown) if is_run else _result_view(shown)
-    return environment().get_template("notebook.html.j2").render(**view)
+    return _result_html(shown) if hasattr(shown, "summary") else _run_html(shown)
 
 
-def _run_view(run: Any) -> dict[str, Any]:
+def _run_html(run: Any) -> str:
     scores, measures = read_run(run)
     rows = leaderboard(scores, measures)
     if not rows:
-        return {"problem": f"{run.name}: no scores have been recorded"}
+        return render("notebook.html.j2", problem=f"{run.name}: no scores have been recorded")
     try:
-        name = site_measure(scores, measures, None)
+        name = site_measure(scores, measures)
     except RequestError:
         name = ""
     places = [place.value for row in rows if name for place in row.entries[name].places]
-    colours = colour_scale(name, measures.get(name, {}), places)
-    lines = []
-    for row in rows[:_MAX_ROWS]:
-        cells = [{"text": row.label, "tag": "b"}]
-        if colours:
-            values = [place.value for place in row.entries[name].places]
-            drawn = strip(values, colours.scale, title=row.label, colours=RAMP)
-            cells.append({"text": Markup('<div style="width:200px">{}</div>').format(drawn)})
-        cells += [_entry_view(row.entries[n], len(rows) > 1) for n in scores.measures]
-        lines.append(cells)
-    head = ["network", *([f"fingerprint ({name})"] if colours else []), *scores.measures]
-    more = len(rows) - len(lines)
-    note = f"and {more} more: run.leaderboard()" if more > 0 else ""
-    return {"head": head, "rows": lines, "note": note}
+    scale = colour_scale(name, measures.get(name, {}), places)
+    strips = []
+    for row in rows[:_MAX_ROWS] if scale else []:
+        values = [place.value for place in row.entries[name].places]
+        strips.append(strip(values, scale, title=row.label, colours=RAMP))
+    more = len(rows) - _MAX_ROWS
+    return render(
+        "notebook.html.j2",
+        head=["network", *([f"fingerprint ({name})"] if scale else []), *scores.measures],
+        rows=rows[:_MAX_ROWS],
+        strips=strips,
+        is_ranked=len(rows) > 1,
+        note=f"and {more} more: run.leaderboard()" if more > 0 else "",
+    )
 
 
-def _entry_view(entry: Standing, is_ranked: bool) -> dict[str, str]:
-    if entry.status != "ok":
-        return {"text": entry.status, "tag": "i", "title": entry.reason}
-    text = plus_minus(entry.value, entry.error)
-    ranks = entry.ranks if is_ranked else ""
-    return {"text": text, "tag": "span", "title": repr(entry.value), "small": ranks}
-
-
-def _result_view(result: Any) -> dict[str, Any]:
+def _result_html(result: Any) -> str:
     if result.status != "ok":
-        return {"problem": result.reason, "status": result.status}
+        return render("notebook.html.j2", problem=result.reason, status=result.status)
     names = list(dict.fromkeys(n for v in result.values for n in v.statistics if ":" not in n))[:8]
     names = names or list(result.summary)
-    summary = [{"text": _number_text(result.summary.get(name))} for name in names]
-    lines = [[{"text": "all", "tag": "b"}, *summary]]
-    for value in result.values[:_MAX_ROWS]:
-        cells = [{"text": _number_text(value.statistics.get(name))} for name in names]
-        if value.status != "ok" and cells:
-            cells[0] = {"text": value.status, "tag": "i", "title": value.reason}
-        lines.append([{"text": value.place}, *cells])
     more = len(result.values) - _MAX_ROWS
-    note = f"and {more} more places" if more > 0 else ""
-    return {"head": ["place", *names], "rows": lines, "note": note}
-
-
-def _number_text(value: float | None) -> str:
-    return "" if value is None else number(value)
+    return render(
+        "notebook.html.j2",
+        head=["place", *names],
+        result=result,
+        values=result.values[:_MAX_ROWS],
+        note=f"and {more} more places" if more > 0 else "",
+    )

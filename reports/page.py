@@ -14,22 +14,17 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from nlbench.errors import RequestError
+from nlbench.question import load_questions
 from nlbench.serialization.fields import to_plain
-from nlbench.serialization.files import (
-    check_is_file,
-    is_part,
-    make_folder,
-    read_text,
-    write_atomically,
-)
+from nlbench.serialization.files import check_is_file, is_part
 
 from .agreement import agreement
+from .definitions import definition
 from .embedded import PageData, to_script
-from .environment import environment
+from .environment import is_replaceable, render, write_text
 from .exports import latex_table
 from .figures import page_exports
 from .findings import DISAGREE, findings
-from .layout import NamedRun
 from .leaderboard import (
     CONFIDENCE,
     Row,
@@ -42,21 +37,18 @@ from .linearised import tradeoffs
 from .manifest import manifest_lines
 from .planes import planes_of
 from .population import population_of
-from .relative import with_relative
 from .remarks import (
     describe_scope,
     differences,
     gap_table,
     gaps,
     summary_sentence,
-    unfinished,
 )
 from .signatures import signature_maps
-from .single import cards, cite_sentence, strip_fields
-from .tables import Measures, Scores
+from .tables import Measures, NamedRun, Scores, read_scores
 from .text import ERROR_LEGEND, place_noun
 from .training import change_table, training_runs
-from .views import bibtex, board_view, heatmaps, meanings, questions
+from .views import bibtex, board_view, card_axis, cite_sentence, heatmaps, strip_fields
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run
@@ -95,11 +87,7 @@ def write_page(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Pat
     path = Path(output)
     if path.is_dir():
         raise RequestError(f"{path} is a folder; expected a file name")
-    html = render_page(runs)
-    make_folder(path.parent)
-    # Names may contain lone surrogates, which UTF-8 can't encode.
-    write_atomically(path, html.encode("utf-8", errors="replace"))
-    return path
+    return write_text(path, render_page(runs))
 
 
 def is_page_of(runs: Run | Sequence[Run], page: str | os.PathLike[str]) -> bool:
@@ -160,9 +148,7 @@ def write_site(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Pat
     for run, row in zip(members, rows, strict=True):
         write_page(run, folder / row["file"])
     rows.sort(key=lambda row: str(row["created"]), reverse=True)
-    html = environment().get_template("index.html.j2").render(rows=rows)
-    write_atomically(index, html.encode("utf-8", errors="replace"))
-    return index
+    return write_text(index, render("index.html.j2", rows=rows))
 
 
 def _check_site_folder(folder: Path, pages: Iterable[str]) -> None:
@@ -179,13 +165,7 @@ def _check_site_folder(folder: Path, pages: Iterable[str]) -> None:
 
 def check_page(path: Path, other: str = "file") -> None:
     """Raise if a path exists and isn't a page that nlbench wrote."""
-    if not os.path.lexists(path):
-        return
-    try:
-        text = read_text(path)
-    except RequestError:
-        text = ""
-    if _GENERATOR not in text and 'id="data">' not in text:
+    if not is_replaceable(path, _GENERATOR, 'id="data">'):
         raise RequestError(f"{path} was not written by nlbench; choose another {other}")
 
 
@@ -255,40 +235,40 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         changes = training.changes(scores, measures)
         changed.append({"label": training.label, "table": change_table(changes)})
         content["trainings"].append(training.packed(positions, changes))
-    return (
-        environment()
-        .get_template("page.html.j2")
-        .render(
-            source=_source_hash(named),
-            title=title or (_network_title(rows[0]) if is_single else _join_names(named)),
-            head=head or Markup(),
-            measured=describe_scope(named, scores, all_rows),
-            findings=sentences,
-            disagree=any(DISAGREE in sentence for sentence in sentences),
-            questions=questions(scores.measures),
-            sentence=summary_sentence(scores, missing),
-            single=_single_view(rows[0], measures, data) if is_single else None,
-            trainings=changed,
-            cite=_citation(named, all_rows, measures),
-            bibtex=bibtex(named, measures),
-            latex=latex_table(rows, measures) if len(rows) <= MAX_LATEX_ROWS else "",
-            error_legend=ERROR_LEGEND,
-            left_out=[*left_out, *data.left_out()],
-            confidence=f"{100 * CONFIDENCE:g}",
-            unfinished=unfinished(named),
-            differences=differences(named),
-            meanings=meanings(measures),
-            agreement=heatmaps(correlations, scores.measures),
-            lines=any(info.get("probe") == "lines" for info in measures.values()),
-            maps=bool(content["maps"]),
-            planes=[picture for run in named for picture in run.planes],
-            tradeoffs=linearised,
-            gaps=gap_table(missing),
-            manifests=[(run.name, _manifest_lines(run)) for run in named],
-            version=named[0].manifest.get("nlbench", ""),
-            data=Markup(to_script(content)),
-            **board_view(data, content, measures, rows),
-        )
+    names = ", ".join(run.name for run in named) if len(named) < 5 else f"{len(named)} runs"
+    return render(
+        "page.html.j2",
+        source=_source_hash(named),
+        title=title or (_network_title(rows[0]) if is_single else names),
+        head=head or Markup(),
+        measured=describe_scope(named, scores, all_rows),
+        findings=sentences,
+        disagree=any(DISAGREE in sentence for sentence in sentences),
+        questions=load_questions().values(),
+        names=scores.measures,
+        measures=measures,
+        definition=definition,
+        card_axis=card_axis,
+        population_of=population_of,
+        sentence=summary_sentence(scores, missing),
+        single=_single_view(rows[0], measures, data) if is_single else None,
+        trainings=changed,
+        cite=_citation(named, all_rows, measures),
+        bibtex=bibtex(named, measures),
+        latex=latex_table(rows, measures) if len(rows) <= MAX_LATEX_ROWS else "",
+        error_legend=ERROR_LEGEND,
+        left_out=[*left_out, *data.left_out()],
+        confidence=f"{100 * CONFIDENCE:g}",
+        runs=named,
+        differences=differences(named),
+        agreement=heatmaps(correlations, scores.measures),
+        maps=bool(content["maps"]),
+        tradeoffs=linearised,
+        gaps=gap_table(missing),
+        manifest_lines=manifest_lines,
+        max_lines=MAX_MANIFEST_LINES,
+        data=Markup(to_script(content)),
+        **board_view(data, content, measures, rows),
     )
 
 
@@ -306,7 +286,7 @@ def _single_view(row: Row, measures: Measures, data: PageData) -> dict[str, Any]
         "noun": place_noun(measures[first]) if first else "",
         "fields": strip_fields(row.entries[first], colours) if first else [],
         "colours": colours.legend() if colours else None,
-        "cards": cards(row, measures),
+        "row": row,
         "references": any(population_of(n, measures.get(n, {})) for n in row.entries),
     }
 
@@ -368,10 +348,6 @@ def _network_title(row: Row) -> str:
     return f"{subject.model} {words} on {subject.data}"
 
 
-def _join_names(named: Sequence[NamedRun]) -> str:
-    return ", ".join(run.name for run in named) if len(named) < 5 else f"{len(named)} runs"
-
-
 def named_runs(runs: Run | Sequence[Run]) -> list[NamedRun]:
     """Give each run a name that is unique on the page."""
     members: list[Run] = list(runs) if isinstance(runs, Sequence) else [runs]
@@ -403,18 +379,10 @@ def read_runs(runs: Sequence[NamedRun]) -> tuple[Scores, dict[str, Mapping[str, 
         noun = nouns.get(sites.get("of", "activations").partition(":")[0], "module")
         for name, info in (run.manifest.get("measures") or {}).items():
             known.setdefault(name, {**info, "of": noun})
-    known = with_relative(known)
     probes = list(dict.fromkeys(info.get("probe") for info in known.values()))
     measures = dict(sorted(known.items(), key=lambda item: probes.index(item[1].get("probe"))))
     records = {run.name if len(runs) > 1 else "": run.records for run in runs}
-    scores = Scores(records, measures)
-    return scores, scores.describe(measures)
-
-
-def _manifest_lines(run: NamedRun) -> list[tuple[str, str]]:
-    lines = list(manifest_lines(run.manifest))
-    more = len(lines) - MAX_MANIFEST_LINES
-    return lines if more <= 0 else [*lines[:-more], ("", f"and {more:,} more in manifest.json")]
+    return read_scores(records, measures)
 
 
 def _kinds(runs: Sequence[NamedRun]) -> list[str]:

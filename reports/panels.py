@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -56,19 +56,12 @@ LabelledCells = Mapping[int, tuple[str, Score]]
 
 
 def ecdf(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Compute the empirical distribution function.
-
-    Parameters
-    ----------
-    values : array of shape (n,)
-        Finite numbers, at least one.
+    """Compute the empirical distribution function of finite values (n,), at least one.
 
     Returns
     -------
-    x : array of shape (m,)
-        The distinct values in increasing order.
-    fraction : array of shape (m,)
-        Fraction of the values that are at most x; the last one is 1.
+    x, fraction : array of shape (m,)
+        The distinct values in increasing order, and the fraction of the values that are at most x.
 
     Raises
     ------
@@ -265,9 +258,7 @@ def draw_standings(axes: Axes, entries: Sequence[Standing]) -> None:
     if axes.get_xscale() == "linear":
         axes.xaxis.set_major_locator(MaxNLocator(3))
     axes.set_ylim(len(entries) - 0.5, -0.5)
-    axes.grid(axis="y", color=_RULE, linewidth=0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
+    _style_rows(axes, "y")
 
 
 def draw_dumbbells(axes: Axes, rows: Sequence[Difference], names: tuple[str, str]) -> None:
@@ -276,7 +267,8 @@ def draw_dumbbells(axes: Axes, rows: Sequence[Difference], names: tuple[str, str
     A row without a place is the whole network, and stands apart from the others.
     """
     heights = np.arange(len(rows)) + np.array([0.0 if d.place else 0.4 for d in rows])
-    axes.hlines(heights, *_ends(rows), color="#cccccc", linewidth=2.5, zorder=1)
+    ends = [(d.first.value, d.second.value) for d in rows]
+    axes.hlines(heights, *zip(*ends, strict=True), color="#cccccc", linewidth=2.5, zorder=1)
     for side, label in enumerate(names):
         estimates = [(d.first, d.second)[side] for d in rows]
         values = [e.value for e in estimates]
@@ -293,7 +285,7 @@ def draw_dumbbells(axes: Axes, rows: Sequence[Difference], names: tuple[str, str
         )
     for height, d in zip(heights, rows, strict=True):
         axes.annotate(
-            d.text,
+            d.estimate.text,
             (1.0, height),
             (4, 0),
             xycoords=axes.get_yaxis_transform(),
@@ -306,13 +298,14 @@ def draw_dumbbells(axes: Axes, rows: Sequence[Difference], names: tuple[str, str
     labels = [short(d.place, 28) if d.place else "whole network" for d in rows]
     axes.set_yticks(heights, labels)
     axes.set_ylim(heights[-1] + 0.6, -0.6)
-    axes.grid(axis="x", color=_RULE, linewidth=0.6)
+    _style_rows(axes, "x")
+
+
+def _style_rows(axes: Axes, grid: Literal["x", "y"]) -> None:
+    """Draw a grid instead of the axis at the left."""
+    axes.grid(axis=grid, color=_RULE, linewidth=0.6)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-
-
-def _ends(rows: Sequence[Difference]) -> tuple[list[float], list[float]]:
-    return [d.before for d in rows], [d.after for d in rows]
 
 
 def draw_path(panels: Sequence[Axes], drawing: Mapping[str, Any]) -> None:

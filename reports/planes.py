@@ -19,7 +19,7 @@ from PIL import Image
 from nlbench.errors import RequestError
 from nlbench.serialization.files import check_is_file
 
-from .notebook_figure import PAGE_WIDTH, POINTS, laid_out
+from .drawing import PAGE_WIDTH, POINTS, laid_out
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

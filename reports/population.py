@@ -6,7 +6,7 @@ import functools
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from .fingerprint import Scale
 from .leaderboard import sense_of
-from .relative import RELATIVE
-from .text import number, short_decimals
+from .tables import RELATIVE
 
 FILE = Path(__file__).parent / "reference_networks.json"
 AFFINE = {"affinity": 1.0, "r2": 1.0, "cka": 1.0, "absdev": 0.0, "nlc": 1.0, "pathlength": 0.0}
@@ -73,50 +72,27 @@ class Population:
         return ", ".join(f"{n} {word}" for word, n in counts.items() if n)
 
 
-@dataclass(frozen=True)
-class ColourScale:
-    """A scale of colours that is the same on every page, and where it comes from."""
-
-    scale: Scale
-    source: str
-    is_cut: bool
-
-    def legend(self) -> dict[str, str]:
-        """Return the texts at both ends of the scale and its source."""
-        ends = [self.scale.low, self.scale.high]
-        least, most = ends if self.scale.sense > 0 else ends[::-1]
-        beyond = (" and above" if self.scale.sense > 0 else " and below") if self.is_cut else ""
-        decimals = short_decimals(ends)
-        most_text = number(most, decimals) + beyond
-        return {"least": number(least, decimals), "most": most_text, "source": self.source}
-
-
-def colour_scale(
-    measure: str, info: Mapping[str, Any], values: Iterable[float]
-) -> ColourScale | None:
+def colour_scale(measure: str, info: Mapping[str, Any], values: Iterable[float]) -> Scale | None:
     """Return the scale of colours for a measure, or None if there is no value.
 
-    It extends from an affine network to the most nonlinear reference network, over the bounds of a
-    measure without reference networks, or else over the values.
+    It is the same on every page. It extends from an affine network to the most nonlinear reference
+    network, over the bounds of a measure without reference networks, or else over the values.
     """
-    sense = sense_of(info)
+    sense = -1 if sense_of(info) < 0 else 1
     population = population_of(measure, info)
     fitted = Scale.of(values, sense, clip=True)
     if fitted is None:
         return None
     if population is not None:
-        numbers = population.values
-        affine = population.affine
-        low, high = float(numbers.min()), float(numbers.max())
-        if math.isfinite(affine):
-            low, high = (affine, high) if sense > 0 else (low, affine)
-        source = f"range of {len(numbers)} reference networks"
-        return ColourScale(Scale(low, high, False, sense), source, True)
+        ends = [float(population.values.min()), float(population.values.max())]
+        if math.isfinite(population.affine):
+            ends[0 if sense > 0 else 1] = population.affine
+        source = f"range of {len(population.values)} reference networks"
+        return Scale(*ends, False, sense, source, is_cut=True)
     least, greatest = info.get("bounds") or (None, None)
     if least is not None and greatest is not None and math.isfinite(greatest - least):
-        scale = Scale(float(least), float(greatest), False, -1 if sense < 0 else 1)
-        return ColourScale(scale, "bounds of the measure", False)
-    return ColourScale(fitted, "values on this page", False)
+        return Scale(float(least), float(greatest), False, sense, "bounds of the measure")
+    return replace(fitted, source="values on this page")
 
 
 def reference_share(value: float, measure: str, info: Mapping[str, Any]) -> float:

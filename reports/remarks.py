@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .layout import NamedRun, Table
+from .environment import Table
 from .leaderboard import Row, is_training
 from .manifest import settings_of
-from .tables import Scores
+from .tables import NamedRun, Scores
 from .text import count
 
 _MAX_NAMES_SHOWN = 6
@@ -57,12 +57,7 @@ class Remark:
 
 
 def group_remarks(remarks: Iterable[tuple[str, str, str, str]]) -> list[Remark]:
-    """Merge remarks that differ only in numbers.
-
-    Parameters
-    ----------
-    remarks : iterable of (str, str, str, str)
-        Status, text, network and measure.
+    """Merge remarks that differ only in numbers: status, text, network and measure of each.
 
     Examples
     --------
@@ -73,10 +68,11 @@ def group_remarks(remarks: Iterable[tuple[str, str, str, str]]) -> list[Remark]:
     for status, text, network, measure in remarks:
         shape = (status, _NUMBER.sub("0", text))
         grouped.setdefault(shape, []).append((text, (network, measure)))
-    return [
-        Remark(status, _merge_texts([text for text, _ in group]), tuple(cell for _, cell in group))
-        for (status, _), group in grouped.items()
-    ]
+    merged = []
+    for (status, _), group in grouped.items():
+        texts, cells = zip(*group, strict=True)
+        merged.append(Remark(status, _merge_texts(texts), cells))
+    return merged
 
 
 def _merge_texts(texts: Sequence[str]) -> str:
@@ -118,8 +114,7 @@ def describe_scope(runs: Sequence[NamedRun], scores: Scores, rows: Sequence[Row]
 
 def summary_sentence(scores: Scores, missing: Sequence[Gap]) -> str:
     """Summarize how many cells have a value and how many don't."""
-    cells = [scores[subject.label, name] for subject in scores.subjects for name in scores.measures]
-    ok = sum(cell.status == "ok" for cell in cells)
+    ok = sum(score.status == "ok" for _, _, score in scores.cells())
     total = ok + sum(not gap.where for gap in missing)
     verb = "has" if total == 1 else "have"
     rest = "" if ok == total else f"; {total - ok} {'has' if total - ok == 1 else 'have'} none"
@@ -127,15 +122,6 @@ def summary_sentence(scores: Scores, missing: Sequence[Gap]) -> str:
     partly = len({(gap.subject, gap.measure) for gap in missing if gap.where} - whole)
     some = f" ({partly} with missing places)" if partly else ""
     return f"{ok} of {count(total, 'cell')} {verb} a value{some}{rest}."
-
-
-def unfinished(runs: Sequence[NamedRun]) -> list[tuple[str, str]]:
-    """Return the name of each unfinished run and the command that resumes it."""
-    return [
-        (run.name, str(run.manifest.get("command") or ""))
-        for run in runs
-        if run.manifest.get("unfinished")
-    ]
 
 
 def differences(runs: Sequence[NamedRun]) -> Table | None:
@@ -167,27 +153,19 @@ def gpus_of(manifest: Mapping[str, Any]) -> list[str]:
 def gaps(runs: Sequence[NamedRun], scores: Scores) -> list[Gap]:
     """List the missing values for cells, then those for places."""
     requested = {run.name: set(run.manifest.get("measures") or {}) for run in runs}
-    cells = [
-        (subject, name, scores[subject.label, name])
-        for subject in scores.subjects
-        for name in scores.measures
-    ]
-    missing = [
-        Gap(subject.label, name, "", cell.status, cell.reason)
-        for subject, name, cell in cells
-        if cell.status != "ok"
-        and (cell.status != "absent" or not subject.run or name in requested.get(subject.run, ()))
-    ]
-    for subject, name, cell in cells:
+    missing = []
+    partial = []
+    for subject, name, cell in scores.cells():
+        is_expected = not subject.run or name in requested.get(subject.run, ())
+        if cell.status != "ok" and (cell.status != "absent" or is_expected):
+            missing.append(Gap(subject.label, name, "", cell.status, cell.reason))
         grouped: dict[tuple[str, str], list[str]] = {}
         for place in cell.places:
             if place.status != "ok":
                 grouped.setdefault((place.status, place.reason), []).append(place.name)
-        missing += [
-            Gap(subject.label, name, _enumerate(places), status, reason)
-            for (status, reason), places in grouped.items()
-        ]
-    return missing
+        for (status, reason), places in grouped.items():
+            partial.append(Gap(subject.label, name, _enumerate(places), status, reason))
+    return missing + partial
 
 
 def gap_table(missing: Iterable[Gap]) -> Table:

@@ -35,19 +35,10 @@ class SignatureComparison:
 
 
 def dtw_distances(signatures: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """Compute the dynamic-time-warping distance between all pairs of signatures.
+    """Compute the dynamic-time-warping distance (n, n) between all pairs of signatures (d_i,).
 
     This is the square root of the minimum sum of squared differences over all monotone alignments,
     as in `nlbench.Signature.dtw`, but for all pairs at once.
-
-    Parameters
-    ----------
-    signatures : sequence of arrays of shape (d_i,)
-        At least one value each.
-
-    Returns
-    -------
-    array of shape (n, n)
 
     References
     ----------
@@ -101,13 +92,9 @@ def signature_maps(
 ) -> dict[str, dict[str, Any]]:
     """Compare the signatures of a leaderboard's networks for each measure of activations.
 
-    Returns
-    -------
-    dict
-        JSON-compatible values keyed by measure: ``rows`` (indices in the leaderboard),
-        ``distances`` (the lower triangle, row by row), ``merges`` and ``order``, for the first
-        `MAX_NETWORKS` networks and the first seed of each. Measures with fewer than `MIN_NETWORKS`
-        signatures are omitted.
+    The JSON-compatible values are ``rows`` (indices in the leaderboard), ``distances`` (the lower
+    triangle, row by row), ``merges`` and ``order``, for the first `MAX_NETWORKS` networks and the
+    first seed of each. Measures with fewer than `MIN_NETWORKS` signatures are omitted.
     """
     maps = {}
     for name in scores.measures:

@@ -1,21 +1,27 @@
-"""The scores of runs, by subject and measure, with their places and replicates."""
+"""The scores of runs, by subject and measure, with their places and replicates.
+
+Absolute deviation grows with the logits. Divided by the range of the logits it doesn't, so networks
+and checkpoints are compared by ``absdev.relative``: the statistic ``over_range`` of absdev.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlbench.errors import RequestError
+from nlbench.measure.replicates import group_index
 
 from .checkpoints import Checkpoint, parse_checkpoint, split_seed
 from .estimates import Estimate, over_seeds
-from .relative import RELATIVE, relative_score, with_relative
+from .text import functional_calls
 
 if TYPE_CHECKING:
     from nlbench.measure import Result, Value
@@ -23,6 +29,70 @@ if TYPE_CHECKING:
 
 Measures = Mapping[str, Mapping[str, Any]]
 """Metadata of each measure, as in a manifest."""
+RELATIVE = {"absdev.relative": ("absdev", "over_range")}
+"""Base measure and statistic of each derived measure."""
+
+
+def with_relative(measures: Measures) -> dict[str, Mapping[str, Any]]:
+    """Add the metadata of derived measures before those that they are computed from."""
+    bases = {base: name for name, (base, _) in RELATIVE.items()}
+    known: dict[str, Mapping[str, Any]] = {}
+    for name, info in measures.items():
+        options = info.get("options") or {}
+        if name in bases and options.get("normalize", "none") == "none":
+            known[bases[name]] = {
+                **info,
+                "description": f"{name} divided by the range of the logits on each path.",
+                "bounds": [0.0, 1.0],
+                "scale": "",
+                "base": name,
+            }
+            info = {"scale": "grows with the logits", **info}
+        known[name] = info
+    return known
+
+
+def has_relative(name: str, measures: Measures) -> bool:
+    """Return True if another measure replaces this one in comparisons."""
+    return any(base == name and derived in measures for derived, (base, _) in RELATIVE.items())
+
+
+def relative_score(score: Score, statistic: str) -> Score:
+    """Return a score in which a statistic of paths is the value.
+
+    Its replicates are means over paths without one group each, as those of the value.
+    """
+    places = tuple(_with_value(place, statistic) for place in score.places)
+    relative = replace(_with_value(score, statistic), places=places)
+    if relative.status != "ok":
+        return relative
+    values = [place.value for place in places]
+    finite = [value for value in values if math.isfinite(value)]
+    ends = {"min": min(finite), "max": max(finite)} if finite else {}
+    return replace(
+        relative,
+        statistics={**relative.statistics, **ends},
+        replicates=_leave_groups_out(values) if score.replicates else (),
+    )
+
+
+def _with_value(score: Score, statistic: str) -> Score:
+    """Return a score without places whose value is a statistic, without replicates."""
+    number = score.statistics.get(statistic, math.nan)
+    bare = replace(score, statistics={}, replicates=(), numerical_error=0.0)
+    if score.status == "ok" and math.isfinite(number):
+        return replace(bare, value=number, statistics={"value": number})
+    status = score.status if score.status != "ok" else "undefined"
+    reason = score.reason or f"without the statistic {statistic}"
+    return replace(bare, value=math.nan, status=status, reason=reason)
+
+
+def _leave_groups_out(values: list[float]) -> tuple[float, ...]:
+    """Return the means of values without one group each, if there are several groups."""
+    numbers = np.array(values)
+    groups = group_index(np.arange(len(numbers)))
+    kept = [numbers[(groups != group) & np.isfinite(numbers)] for group in np.unique(groups)]
+    return tuple(float(each.mean()) for each in kept) if all(map(len, kept)) else ()
 
 
 @dataclass(frozen=True)
@@ -59,8 +129,9 @@ class Score(Estimate):
     ) -> Score:
         """Return the score of a value or result with the given statistics."""
         statistics = statistics if part.status == "ok" else {}
+        value = statistics.get("value", math.nan)
         return cls(
-            _finite(statistics.get("value", math.nan)),
+            value if math.isfinite(value) else math.nan,
             part.replicates,
             key,
             unit,
@@ -93,10 +164,6 @@ class Score(Estimate):
         """What the standard error is over, ``exact`` without one, empty if it is unknown."""
         is_known = bool(self.replicates) or self.unit == "exact"
         return self.unit if is_known and math.isfinite(self.value) else ""
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else math.nan
 
 
 def mean_score(scores: Sequence[Score], seeds: Sequence[int], key: str = "") -> Score:
@@ -242,19 +309,20 @@ class Scores:
             self._scores[key] = score = Score.of_record(record)
             if len({place.name for place in score.places}) < len(score.places):
                 raise RequestError(f"the record for {', '.join(key)} contains a place twice")
-        shown = dict.fromkeys([*measures, *(record.measure.name for _, record in every)])
-        bases = {base: name for name, (base, _) in RELATIVE.items() if self._has_relative(name)}
+        for name, (base, statistic) in RELATIVE.items():
+            known = {label: s for (label, measure), s in self._scores.items() if measure == base}
+            numbers = [score.statistics for score in known.values()]
+            # If the measure itself was normalised, the two are the same.
+            if any(statistic in each and each[statistic] != each["value"] for each in numbers):
+                relative = {(k, name): relative_score(s, statistic) for k, s in known.items()}
+                self._scores |= relative
+        derived = {name for _, name in self._scores} & RELATIVE.keys()
+        bases = {RELATIVE[name][0]: name for name in derived}
         ordered: list[str] = []
-        for name in shown:
+        for name in dict.fromkeys([*measures, *(record.measure.name for _, record in every)]):
             if name not in RELATIVE:
                 ordered += [bases[name], name] if name in bases else [name]
         self.measures = tuple(ordered)
-
-    def _has_relative(self, name: str) -> bool:
-        base, statistic = RELATIVE[name]
-        numbers = [score.statistics for key, score in self._scores.items() if key[1] == base]
-        # If the measure itself was normalised, the two are the same.
-        return any(statistic in each and each[statistic] != each["value"] for each in numbers)
 
     def restrict(
         self,
@@ -274,18 +342,9 @@ class Scores:
         part.__dict__.update(vars(self), measures=chosen, subjects=tuple(subjects))
         return part
 
-    def describe(self, measures: Measures) -> dict[str, Mapping[str, Any]]:
-        """Leave out the metadata of derived measures that have no value."""
-        return {n: info for n, info in measures.items() if n not in RELATIVE or n in self.measures}
-
     def __getitem__(self, key: tuple[str, str]) -> Score:
         """Return the score for a subject's label and a measure."""
-        if key not in self._scores:
-            derived = RELATIVE.get(key[1])
-            self._scores[key] = (
-                relative_score(self[key[0], derived[0]], derived[1]) if derived else Score(math.nan)
-            )
-        return self._scores[key]
+        return self._scores.get(key, _ABSENT)
 
     def cells(self) -> Iterable[tuple[TableSubject, str, Score]]:
         """Yield each subject with each measure and the score."""
@@ -311,8 +370,90 @@ def _labels(subjects: Sequence[tuple[object, ...]]) -> list[str]:
     return labels
 
 
+_ABSENT = Score(math.nan)
+
+
+def read_scores(
+    records: Mapping[str, Sequence[Record]], measures: Measures
+) -> tuple[Scores, dict[str, Mapping[str, Any]]]:
+    """Return the scores of runs, and the metadata of their measures and of derived ones."""
+    known = with_relative(measures)
+    scores = Scores(records, known)
+    shown = {n: info for n, info in known.items() if n not in RELATIVE or n in scores.measures}
+    return scores, shown
+
+
 def read_run(run: Any) -> tuple[Scores, dict[str, Mapping[str, Any]]]:
     """Return a run's scores and the metadata of its measures."""
-    measures = with_relative(run.manifest.get("measures") or {})
-    scores = Scores({"": run.records}, measures)
-    return scores, scores.describe(measures)
+    return read_scores({"": run.records}, run.manifest.get("measures") or {})
+
+
+Identity = tuple[str, str, str, int]
+"""Model, weights, data and seed of a subject."""
+
+
+@dataclass(frozen=True)
+class NamedRun:
+    """A run under a name that is unique on the page.
+
+    Parameters
+    ----------
+    planes : tuple of (str, str)
+        Data URL and caption for each plane through input space that was drawn for the run.
+    """
+
+    name: str
+    manifest: Mapping[str, Any]
+    records: tuple[Record, ...] = ()
+    planes: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def subjects(self) -> dict[Identity, Mapping[str, Any]]:
+        """Facts about each subject from the manifest."""
+        keys = ("model", "weights", "data", "seed")
+        known = [s for s in self.manifest.get("subjects") or [] if set(keys) <= s.keys()]
+        return {(*(str(s[key]) for key in keys[:3]), int(s["seed"])): s for s in known}  # type: ignore[misc]
+
+    @cached_property
+    def cells(self) -> dict[tuple[str, str, str, int, str], Record]:
+        """The record of each subject and measure."""
+        return {record.identity: record for record in self.records}
+
+    @cached_property
+    def _members(self) -> dict[Identity, list[Record]]:
+        members: dict[Identity, list[Record]] = {}
+        for record in self.records:
+            members.setdefault(record.subject.identity, []).append(record)
+        return members
+
+    @cached_property
+    def drawings(self) -> dict[Identity, Mapping[str, Any]]:
+        """The recorded path of each subject that has one, shared by the measures of lines."""
+        return {
+            subject: drawing
+            for subject, records in self._members.items()
+            for record in reversed(records)
+            if (drawing := record.probe.facts.get("drawing"))
+        }
+
+    def kinds(self, subject: Identity) -> dict[str, str]:
+        """Return the activation function at each site of a subject."""
+        kinds: dict[str, str] = {}
+        for record in self._members.get(subject, ()):
+            kinds.update(record.probe.facts.get("kinds", {}))
+        return kinds
+
+    def remarks(self, subject: Identity) -> list[str]:
+        """Return the probes' notes on a subject."""
+        notes = (note for record in self._members.get(subject, ()) for note in _notes(record))
+        return list(dict.fromkeys(notes))
+
+
+def _notes(record: Record) -> Iterator[str]:
+    facts = record.probe.facts
+    for site, remark in facts.get("remarks", {}).items():
+        yield f"{site}: {remark}"
+    if where := facts.get("where"):
+        yield functional_calls(where)
+    if facts.get("unseen"):
+        yield f"activations inside {', '.join(facts['unseen'])} were not observed"

@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .leaderboard import Row, Standing
+    from .leaderboard import Standing
 
 _SMALLEST_WITH_ERROR = 1e-5  # smaller values and errors have a common exponent
 _MAX_PERCENT_DECIMALS = 8
@@ -20,15 +20,7 @@ LARGEST_PLAIN, SMALLEST_PLAIN = 1e7, 1e-3  # numbers outside this range are show
 def column_decimals(values: Iterable[float]) -> int | None:
     """Return the number of decimals that gives a column's largest value four significant digits.
 
-    Parameters
-    ----------
-    values : iterable of float
-        The numbers in one column; non-finite ones are ignored.
-
-    Returns
-    -------
-    int or None
-        None if no fixed number of decimals suits all values; `number` then chooses for each.
+    It is None if no fixed number suits all values; `number` then chooses for each.
 
     Examples
     --------
@@ -79,18 +71,13 @@ def error_decimals(error: float) -> int:
     return max(0, -int(digits.partition("e")[2]) + (digits[0] == "1"))
 
 
-def uncertain_decimals(values: Iterable[float], errors: Iterable[float]) -> int | None:
-    """Return the number of decimals for a column of values with standard errors.
+def entry_decimals(entries: Sequence[Standing]) -> int | None:
+    """Return the number of decimals for the values of a column that have no error.
 
     It is at most the result of `column_decimals`, and at most that of the median error.
-
-    Examples
-    --------
-    >>> uncertain_decimals([0.8012, 0.75], [0.03, 0.04]), uncertain_decimals([0.8012], [])
-    (2, 4)
     """
-    limit = column_decimals(values)
-    known = [error for error in errors if math.isfinite(error) and error > 0]
+    limit = column_decimals(entry.value for entry in entries)
+    known = [entry.error for entry in entries if math.isfinite(entry.error) and entry.error > 0]
     if limit is None or not known:
         return limit
     return min(limit, error_decimals(median(known)))
@@ -101,15 +88,10 @@ def _decimals(size: float) -> int:
 
 
 def number(value: float, decimals: int | None = None, *, signed: bool = False) -> str:
-    """Format a number, with a true minus sign.
+    """Format a number, with a true minus sign, and a plus sign if `signed`.
 
-    Parameters
-    ----------
-    decimals : int, optional
-        Digits after the decimal point, from `column_decimals`; by default four significant digits.
-        A number that would round to zero is shown with one significant digit.
-    signed : bool
-        Write a plus sign before positive numbers.
+    By default it has four significant digits, else a number of decimals, see `column_decimals`. A
+    number that would round to zero is shown with one significant digit.
 
     Examples
     --------
@@ -307,7 +289,7 @@ def value_text(entry: Standing, info: Mapping[str, Any]) -> str:
     """
     if entry.status != "ok":
         return entry.status
-    parts = [plus_minus(entry.value, entry.error)]
+    parts = [entry.text]
     if entry.over == "exact":
         parts[0] += " (exact)"
     elif entry.over.endswith("seeds"):
@@ -316,25 +298,6 @@ def value_text(entry: Standing, info: Mapping[str, Any]) -> str:
         noun = "seeds" if entry.over.endswith("seeds") else range_noun(info)
         parts.append(f"{noun} {range_text([entry.least, entry.greatest], entry.error)}")
     return " · ".join(parts)
-
-
-def short_value_text(entry: Standing, decimals: int | None, *, ranks: bool = True) -> str:
-    """Format a value for a table: with its error, or else with the decimals of its column.
-
-    With `ranks`, it is followed by the interval for the rank in brackets.
-    """
-    if entry.status != "ok":
-        return entry.status
-    text = number(entry.value, decimals)
-    if entry.error > 0:
-        text = plus_minus(entry.value, entry.error)
-    return f"{text} ({entry.ranks})" if ranks and entry.ranks else text
-
-
-def entry_decimals(rows: Sequence[Row], measure: str) -> int | None:
-    """Return the number of decimals for the values of a measure that have no error."""
-    entries = [row.entries[measure] for row in rows]
-    return uncertain_decimals((e.value for e in entries), (e.error for e in entries))
 
 
 def direction(more_means: str, scale: str = "") -> str:

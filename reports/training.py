@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .compare import Difference, difference_of, mark_significant
-from .layout import Table
+from .environment import Table
 from .leaderboard import Row, compared_measures, is_training
 from .tables import Measures, Score, Scores, mean_score
-from .text import place_text, plus_minus, range_noun
+from .text import place_text, range_noun
 
 _MAX_PLACES = 3
 
@@ -115,9 +115,9 @@ def change_table(changes: Mapping[str, Difference]) -> Table:
     rows = []
     for measure, difference in changes.items():
         for d in (difference, *most_changed(difference)[:_MAX_PLACES]):
-            ends = (plus_minus(e.value, e.error) for e in (d.first, d.second))
             name = "" if d.place else measure
-            rows.append((name, d.place or "whole network", *ends, d.text, d.verdict))
+            texts = (d.first.text, d.second.text, d.estimate.text, d.verdict)
+            rows.append((name, d.place or "whole network", *texts))
     return Table(head, tuple(rows), 2, True)
 
 
@@ -132,7 +132,7 @@ def training_findings(training: TrainingRun, scores: Scores, measures: Measures)
         if clear:
             known = sum(math.isfinite(d.error) for d in changes[name].places)
             noun = range_noun(measures.get(name, {}))
-            text = f"{place_text(clear[0].place)} changed most ({clear[0].text})"
+            text = f"{place_text(clear[0].place)} changed most ({clear[0].estimate.text})"
             yield (
                 f"{prefix} {name}, {text} between {first} and {last}; "
                 f"{len(clear)} of {known} {noun} changed."
@@ -142,11 +142,10 @@ def training_findings(training: TrainingRun, scores: Scores, measures: Measures)
     unclear = []
     for name in compared:
         d = changes[name]
-        ends = " → ".join(plus_minus(e.value, e.error) for e in (d.first, d.second))
         if d.is_significant:
-            clear_texts.append(f"{name} ({ends}, {d.text})")
+            clear_texts.append(f"{name} ({d.ends}, {d.estimate.text})")
         elif math.isfinite(d.error):
-            unclear.append(f"{name} ({ends})")
+            unclear.append(f"{name} ({d.ends})")
     texts = [f"The whole network changed in {', '.join(clear_texts)}."] if clear_texts else []
     texts += [f"No clear overall change in {', '.join(unclear)}."] if unclear else []
     if texts:

@@ -1,79 +1,115 @@
-"""Tables for the template of the HTML page: leaderboard, agreement, definitions of measures."""
+"""Contents of the template of the HTML page: leaderboard, cards, agreement, definitions."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
 from markupsafe import Markup
 
 from nlbench.citation import manifest_bibtex
-from nlbench.question import load_questions
 
 from .agreement import Correlation
-from .definitions import definition
 from .embedded import PageData
-from .fingerprint import Scale, strip
-from .layout import NamedRun
-from .leaderboard import Row, Standing, is_training, sort_measure
+from .fingerprint import Scale, level_of, strip
+from .leaderboard import Row, is_training, sense_of, sort_measure
+from .population import population_of
 from .remarks import remarks_of
-from .tables import Measures
-from .text import bounds_text, direction, number, range_text, settings_text
+from .tables import Measures, NamedRun, Score
+from .text import number, range_text, short_decimals
 
-_GROUPS = {
-    "sites": "Activations",
-    "lines": "Lines through input space",
-    "graph": "Channel graph",
-    "function": "Function as a whole",
-}
+_WIDTH = 300.0
+_MARGIN = 12.0
+_FIRST_DARK_LEVEL = 6
+_MAX_DRAWN_PLACES = 60
+
+
+def strip_fields(cell: Score, colours: Scale | None) -> list[dict[str, Any]]:
+    """Return the cells of a measure's strip, one per activation, in call order."""
+    decimals = short_decimals(cell.place_values)
+    fields = []
+    for place in cell.places:
+        level = -1
+        if colours is not None and math.isfinite(place.value):
+            level = level_of(colours.position(place.value))
+        fields.append(
+            {
+                "label": ".".join(place.name.split(".")[-2:]),
+                "text": number(place.value, decimals) if level >= 0 else place.status,
+                "level": "qx" if level < 0 else f"q{level}",
+                "dark": level >= _FIRST_DARK_LEVEL,
+                "remark": place.reason or f"{place.name}: {place.text}",
+            }
+        )
+    return fields
+
+
+def card_axis(row: Row, measure: str, info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the positions of a value, its interval, its places and the reference networks.
+
+    The axis holds all of them. It is empty without a direction, or if it would have no extent.
+    """
+    entry = row.entries[measure]
+    population = population_of(measure, info)
+    # The places of a mean over seeds are not the seeds' own.
+    places = entry.place_values.tolist() if len(row.subjects) == 1 else []
+    sense = sense_of(info)
+    others = [] if population is None else list(population.values)
+    affine = math.nan if population is None else population.affine
+    shown = places if len(places) <= _MAX_DRAWN_PLACES else []
+    ends = [v for v in (entry.low, entry.high) if math.isfinite(v)]
+    finite = [v for v in (entry.value, *ends, affine, *others, *shown) if math.isfinite(v)]
+    low, high = min(finite), max(finite)
+    if not sense or not high > low:
+        return {}
+    scale = Scale(low, high, low > 0 and high > 50 * low, sense)
+    least, most = (low, high) if sense > 0 else (high, low)
+
+    def x(values: Iterable[float]) -> list[float]:
+        return [round(_MARGIN + scale.position(v) * (_WIDTH - 2 * _MARGIN), 1) for v in values]
+
+    return {
+        "value": x([entry.value])[0],
+        "ends": x(ends) if len(ends) == 2 and ends[0] < ends[1] else [],
+        "places": x(shown),
+        "others": x(others),
+        "begin": f"{number(least)} affine" if least == affine else number(least),
+        "end": f"more nonlinear {number(most)}",
+        "text": entry.text,
+    }
+
+
+def cite_sentence(row: Row, measures: Measures, facts: Sequence[str]) -> str:
+    """Return a citable sentence with a network's values that ends with `facts` about the run."""
+    texts = []
+    units: dict[str, None] = {}
+    for name, entry in row.entries.items():
+        info = measures.get(name, {})
+        if entry.status == "ok" and sense_of(info):
+            scale = str(info.get("scale") or "")
+            note = f" ({scale})" if scale else ""
+            texts.append(f"{name} {entry.text}{note}")
+            if entry.error > 0:
+                units.setdefault(entry.over)
+    legend = f"± standard error over {', '.join(units)}" if units else ""
+    parts = "; ".join(part for part in (legend, *facts) if part)
+    data = row.subjects[0].data
+    on = "" if data == "given" else f" on {data}"  # "given": passed to `nlbench.evaluate`
+    return f"{row.label}{on}: {', '.join(texts)} ({parts})."
+
+
 _COEFFICIENTS = {
     "spearman": "Spearman's ρ over networks",
     "kendall": "Kendall's τ over networks",
     "pearson": "Pearson's r over activations within networks",
 }
 
-_MARKS = "abcdefgh"  # for remarks; further remarks are only in the cells' records
+MAX_MARKS = 8  # for remarks; further remarks are only in the cells' records
 MIN_NETWORKS = 5
 """Number of networks below which a correlation has no colour."""
 _DENSE = 7  # with more measures, a heatmap shows intervals only in tooltips
-
-
-def meanings(measures: Measures) -> list[dict[str, str]]:
-    """Return the definition of each measure from its plugin's metadata."""
-    definitions = []
-    for index, (name, info) in enumerate(measures.items()):
-        source = info.get("source") or {}
-        definitions.append(
-            {
-                "name": name,
-                "description": str(info.get("description", "")).strip(),
-                "formula": definition(name, info, f"formula{index}"),
-                "probe": str(info.get("probe", "")),
-                "direction": direction(info.get("more_means", "neither")),
-                "scale": str(info.get("scale") or ""),
-                "bounds": bounds_text(info.get("bounds") or (None, None)),
-                "options": settings_text(info.get("options") or {}),
-                "citation": source.get("citation", ""),
-                "equation": source.get("equation", ""),
-            }
-        )
-    return definitions
-
-
-def questions(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the questions that the measures of a page answer, with cost and caution."""
-    return [
-        {
-            "text": question.text,
-            "measures": [name for name in question.measures if name in names],
-            "others": [name for name in question.measures if name not in names],
-            "notes": f"{question.cost}; {question.caution}".replace("`", ""),
-        }
-        for question in load_questions().values()
-    ]
 
 
 def bibtex(runs: Sequence[NamedRun], measures: Measures) -> str:
@@ -95,70 +131,35 @@ def board_view(
     """
     packed = content["measures"]
     names = [measure["name"] for measure in packed]
-    first = None if is_training(rows) else sort_measure(measures, names)
-    strips = _strip_measure(packed, rows)
-    groups = [
-        [index for index, _ in group]
-        for _, group in itertools.groupby(enumerate(packed), key=lambda pair: pair[1]["probe"])
-    ]
-    directions = {1: "↑ nonlinear", -1: "↓ nonlinear", 0: "no direction"}
-    order = {1: "descending", -1: "ascending"}
-    columns = [
-        {
-            "name": m["name"],
-            "direction": m["scale"] or directions[m["sense"]],
-            "first": index in {group[0] for group in groups},
-            "sorted": order[m["sense"]] if m["name"] == first else "",
-            "mark": Scale(**m["mark"]) if m["mark"] else None,
-        }
-        for index, m in enumerate(packed)
-    ]
-    remarks = [remark for remark in remarks_of(rows, names) if remark.status == "ok"]
-    noted = {cell: m for m, r in zip(_MARKS, remarks, strict=False) for cell in r.cells}
-    differing = {key for key in ("data", "seed") if len({s[key] for s in content["subjects"]}) > 1}
-    shown = []
-    for row, line in zip(rows, content["rows"], strict=True):
-        cells = []
-        for column, cell in zip(columns, line["cells"], strict=True):
-            note = noted.get((row.label, column["name"]), "†") if cell["r"] else ""
-            style = _mark_style(row.entries[column["name"]], column["mark"])
-            cells.append({**cell, "note": note, "style": style})
-        shown.append(
-            {
-                "slug": quote(row.label.encode("utf-8", "replace"), safe=""),
-                "name": row.subjects[0].model.rpartition("/")[2] or row.subjects[0].model,
-                "details": _details(row, differing),
-                "strip": "" if strips is None else _strip(row, data, names[strips], content),
-                "cells": cells,
-            }
-        )
+    # The measure of the fingerprints has a direction, and values for most networks.
+    drawn = [m for m in packed if m["probe"] == "sites" and m["strip"]]
+    drawn = [m for m in drawn if m["sense"]] or drawn
+    networks = {
+        m["name"]: sum(len(row.entries[m["name"]].place_values) > 0 for row in rows) for m in drawn
+    }
+    fingerprint = max(drawn, key=lambda m: networks[m["name"]], default=None)
+    remarks = [remark for remark in remarks_of(rows, names) if remark.status == "ok"][:MAX_MARKS]
+    subjects = content["subjects"]
+    differing = {key for key in ("data", "seed") if len({s[key] for s in subjects}) > 1}
     entries = [entry for row in rows for entry in row.entries.values()]
     return {
-        "columns": columns,
-        "groups": [
-            {"title": _GROUPS.get(packed[group[0]]["probe"], "Other"), "columns": len(group)}
-            for group in groups
-        ],
-        "rows": shown,
-        "strip": None if strips is None else packed[strips],
+        "rows": rows,
+        "packed": packed,
+        "cells": [line["cells"] for line in content["rows"]],
+        "marks": [_marks(rows, m["name"], m["sense"]) for m in packed],
+        "groups": [list(g) for _, g in itertools.groupby(packed, key=lambda m: m["probe"])],
+        "sorted_by": None if is_training(rows) else sort_measure(measures, names),
+        "details": [_details(row, differing) for row in rows],
+        "strips": [_strip(row, data, fingerprint["name"], content) for row in rows]
+        if fingerprint
+        else [],
+        "strip": fingerprint,
         "kinds": content["kindOrder"],
         "has_errors": any(entry.error > 0 for entry in entries),
         "over_seeds": any(entry.over.endswith("seeds") for entry in entries),
-        "remarks": [
-            {"mark": mark, "text": f"{remark.measures}: {remark.text}"}
-            for mark, remark in zip(_MARKS, remarks, strict=False)
-        ],
+        "remarks": remarks,
+        "notes": {cell: "abcdefgh"[i] for i, remark in enumerate(remarks) for cell in remark.cells},
     }
-
-
-def _strip_measure(packed: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> int | None:
-    """Return the measure of the fingerprints: with a direction, and values for most networks."""
-    drawn = [i for i, m in enumerate(packed) if m["probe"] == "sites" and m["strip"]]
-    drawn = [i for i in drawn if packed[i]["sense"]] or drawn
-    networks = {
-        i: sum(len(row.entries[packed[i]["name"]].place_values) > 0 for row in rows) for i in drawn
-    }
-    return max(drawn, key=networks.__getitem__, default=None)
 
 
 def _details(row: Row, differing: Collection[str]) -> str:
@@ -188,17 +189,23 @@ def _strip(row: Row, data: PageData, measure: str, content: Mapping[str, Any]) -
     kinds = [order.get(kind, 0) for kind in data.kinds(row.subjects[0], entry)]
     values = [place.value for place in entry.places]
     title = f"{measure} from input to output: {range_text(values) or 'no value'}"
-    return strip(values, colours.scale, kinds, title=title)
+    return strip(values, colours, kinds, title=title)
 
 
-def _mark_style(entry: Standing, mark: Scale | None) -> str:
-    """Return the CSS variables that position the mark of a ranked value and its interval."""
-    if entry.rank is None or mark is None:
-        return ""
-    position = mark.position(entry.value)
-    ends = sorted(mark.position(end) for end in (entry.low, entry.high) if math.isfinite(end))
-    low, high = ends or (position, position)
-    return f"--p:{position:.3f};--a:{low:.3f};--z:{high:.3f}"
+def _marks(rows: Sequence[Row], measure: str, sense: int) -> list[str]:
+    """Return the CSS variables that position the mark of each ranked value and its interval."""
+    entries = [row.entries[measure] for row in rows]
+    scale = Scale.of((end for e in entries for end in (e.value, e.low, e.high)), sense)
+    styles = []
+    for entry in entries:
+        style = ""
+        if entry.rank is not None and scale is not None:
+            position = scale.position(entry.value)
+            ends = [scale.position(end) for end in (entry.low, entry.high) if math.isfinite(end)]
+            low, high = sorted(ends) or (position, position)
+            style = f"--p:{position:.3f};--a:{low:.3f};--z:{high:.3f}"
+        styles.append(style)
+    return styles
 
 
 def heatmaps(
@@ -207,25 +214,12 @@ def heatmaps(
     """Build a heatmap over pairs of measures for each coefficient that has a value."""
     maps = []
     for kind, pairs in coefficients.items():
-        if not any(math.isfinite(c.value) for c in pairs.values()):
-            continue
-        shown = [name for name in names if any(name in pair for pair in pairs)]
-        maps.append(
-            {
-                "kind": kind,
-                "caption": _COEFFICIENTS[kind],
-                "names": shown,
-                "rows": [
-                    [
-                        _heat_cell(pairs.get((a, b)) or pairs[b, a], names, a, b, kind)
-                        if a != b
-                        else None
-                        for b in shown
-                    ]
-                    for a in shown
-                ],
-            }
-        )
+        if any(math.isfinite(c.value) for c in pairs.values()):
+            cells = {(a, b): _heat_cell(c, names, a, b, kind) for (a, b), c in pairs.items()}
+            cells |= {(b, a): _heat_cell(c, names, b, a, kind) for (a, b), c in pairs.items()}
+            shown = [name for name in names if any(name in pair for pair in pairs)]
+            caption = _COEFFICIENTS[kind]
+            maps.append({"kind": kind, "caption": caption, "names": shown, "cells": cells})
     return maps
 
 

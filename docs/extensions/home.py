@@ -12,7 +12,7 @@ from sphinx.application import Sphinx
 from nlbench.reports.figures import FigureData
 from nlbench.reports.panels import RAMP
 from nlbench.reports.population import colour_scale
-from nlbench.reports.single import strip_fields
+from nlbench.reports.views import strip_fields
 
 NETWORK = "vgg8 · trained · digits"
 

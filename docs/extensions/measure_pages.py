@@ -26,7 +26,7 @@ from nlbench.measure import INVARIANCES, Measure
 from nlbench.options import resolve_options
 from nlbench.plugin_loading import load_measure
 from nlbench.reports.population import population_of
-from nlbench.reports.relative import RELATIVE
+from nlbench.reports.tables import RELATIVE
 
 LADDER = Path(__file__).parents[1] / "planted_ladder.csv"
 SECTIONS = ("Definition", "Units", "Undefined", "Cost", "Limits", "Published code", "Examples")

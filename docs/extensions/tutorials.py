@@ -9,7 +9,7 @@ from typing import Any
 from sphinx.application import Sphinx
 from sphinx_gallery.scrapers import figure_rst
 
-from nlbench.reports.notebook_figure import NotebookFigure
+from nlbench.reports.drawing import NotebookFigure
 
 RUNS = Path(__file__).parents[1] / "tutorials" / "runs"
 

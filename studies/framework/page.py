@@ -10,10 +10,9 @@ import matplotlib.style
 import pandas as pd
 from markupsafe import Markup
 
+from nlbench.reports.drawing import STYLE, in_page_colours, to_svg
 from nlbench.reports.environment import environment
-from nlbench.reports.notebook_figure import STYLE
 from nlbench.reports.page import render_page
-from nlbench.reports.svg import in_page_colours, to_svg
 from nlbench.serialization.files import make_folder, write_atomically
 
 from .figures import use_plain_log_labels

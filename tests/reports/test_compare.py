@@ -20,8 +20,8 @@ from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
 from nlbench.reports import compare
 from nlbench.reports.compare import check_comparison_file, compare_runs, difference_of
-from nlbench.reports.dumbbell import dumbbell_figure
 from nlbench.reports.exports import read_csv
+from nlbench.reports.figures import dumbbell_figure
 from nlbench.reports.tables import Score
 from nlbench.reports.text import percentage
 from nlbench.store.manifest import Manifest
@@ -163,7 +163,7 @@ def test_runs_without_replicates_have_no_errors(before):
     for d in of_measure(comparison, "affinity"):
         assert math.isnan(d.error)
         assert d.verdict == "unknown"
-        assert "±" not in d.text
+        assert "±" not in d.estimate.text
     # Without an error, a condition holds by the values alone.
     lines = comparison.broken(["affinity > 0.05"])
     assert len(lines) == 3
@@ -232,7 +232,7 @@ def test_missing_numbers_break_any_condition(before):
 def test_percentages_are_of_the_first_value(before):
     after = changed(before, "absdev", moved(lambda i: 2.0, 1e-6))
     comparison = compare_runs(before, after)
-    shares = sorted(200.0 / d.before for d in comparison.differences if d.measure == "absdev")
+    shares = sorted(200.0 / d.first.value for d in comparison.differences if d.measure == "absdev")
     for count, bound in [(3, 0.9 * shares[0]), (0, 1.5 * shares[2])]:
         assert len(comparison.broken([f"absdev > {bound:.6f}%"])) == count
 
@@ -324,8 +324,8 @@ def test_printed_and_written_numbers_agree(before, tmp_path):
     for d in of_measure(comparison, "affinity"):
         changes = f"2 of {len(d.places)} layers changed (more nonlinear)"
         for text in texts:
-            assert d.text in text
-            assert d.places[0].text in text
+            assert d.estimate.text in text
+            assert d.places[0].estimate.text in text
             assert changes in text
     assert texts[1].count('class="dumbbell"') == 3
     table = read_csv(comparison.write(tmp_path / "out.csv"))

@@ -22,10 +22,9 @@ from torch import nn
 
 import nlbench
 from nlbench.errors import RequestError, one_line
+from nlbench.reports.drawing import PAGE_WIDTH, laid_out, to_svg
 from nlbench.reports.figures import FigureData, draw_measure
-from nlbench.reports.notebook_figure import PAGE_WIDTH, laid_out
 from nlbench.reports.panels import MAX_SERIES, ecdf
-from nlbench.reports.svg import to_svg
 from nlbench.reports.tables import read_run
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
@@ -51,7 +50,7 @@ def marks_of(axes, label):
 
 def figure_of(table, measures, name):
     source = FigureData(scores_of(table, measures), measures)
-    return laid_out(PAGE_WIDTH, "png", lambda figure: draw_measure(figure, source, name))
+    return laid_out(PAGE_WIDTH, "png", lambda figure: draw_measure(source, figure, measure=name))
 
 
 def signature(scores, details=None):

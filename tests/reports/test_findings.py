@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_scores import Replicates, scores_of
+from made_scores import Replicates, records_of, scores_of
 
 from nlbench import registry
 from nlbench.reports import population
@@ -17,9 +17,8 @@ from nlbench.reports.agreement import Correlation, agreement
 from nlbench.reports.findings import findings, standout_places
 from nlbench.reports.leaderboard import leaderboard
 from nlbench.reports.population import Population, population_of
-from nlbench.reports.relative import with_relative
 from nlbench.reports.remarks import Gap, gaps
-from nlbench.reports.tables import Score
+from nlbench.reports.tables import Score, read_scores
 
 DOCS = Path(__file__).parents[2] / "docs"
 MORE = {"probe": "sites", "more_means": "more nonlinear", "version": "1", "options": {}}
@@ -124,9 +123,8 @@ def test_single_networks_are_placed_among_references(conftest, monkeypatch, valu
     rows = conftest.cell_rows(subject, "absdev", {"path0": 3.0})
     rows.append((*subject, "absdev", "", "over_range", value, 8, "ok", ""))
     rows += conftest.cell_rows(subject, "unplaced", {"path0": 3.0})
-    scores = scores_of(conftest.frame(rows))
     given = {name: {**MORE, "probe": "lines"} for name in ("absdev", "unplaced")}
-    measures = scores.describe(with_relative(given))
+    scores, measures = read_scores({"": records_of(conftest.frame(rows))}, given)
     sentences = findings(leaderboard(scores, measures), scores, measures, [], {})
     expected = (
         f"By absdev.relative ({text}), it is more nonlinear than 60 % of 5 reference "

@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 from made_scores import records_of
 
-from nlbench.reports.layout import NamedRun
-from nlbench.reports.linearised import comparison_sentences, families, tradeoffs
+from nlbench.reports.linearised import linearised_networks, tradeoffs
+from nlbench.reports.tables import NamedRun
 from nlbench.store.run_folder import COLUMNS
 
 
@@ -44,13 +44,11 @@ REFERENCE = [("reference", None, seed, 0.95, 5) for seed in (0, 1)]
 
 
 def test_networks_are_collected_by_mode_omega_and_seed():
-    (family,) = families([run([*REFERENCE, *POST])])
-    assert family.label == "net on toy"
-    assert [(omega, len(group)) for omega, group in family.groups("post-training")] == [
-        (0.1, 2),
-        (1.0, 2),
-    ]
-    assert family.networks[2].layers == {"relu1": (3, 4), "relu2": (1, 4)}
+    networks = linearised_networks([run([*REFERENCE, *POST])])
+    assert set(networks["label"]) == {"net on toy"}
+    sizes = networks[networks["mode"] == "post-training"].groupby("omega").size()
+    assert sizes.to_dict() == {0.1: 2, 1.0: 2}
+    assert networks["layers"][2] == {"relu1": (3, 4), "relu2": (1, 4)}
 
 
 def test_the_table_has_means_and_spreads_over_seeds():
@@ -71,14 +69,14 @@ def test_the_table_has_means_and_spreads_over_seeds():
 )
 def test_modes_are_compared_at_the_same_path_length(accuracy, said):
     # Halfway between path lengths 2 and 4 post-training is at 85.5 %.
-    (family,) = families([run([*POST, ("from-start", 0.5, 0, accuracy, 3)])])
-    (sentence,) = comparison_sentences(family)
+    (shown,) = tradeoffs([run([*POST, ("from-start", 0.5, 0, accuracy, 3)])])
+    (sentence,) = shown.sentences
     assert said in sentence
 
 
 def test_networks_without_penalty_are_no_win():
-    (family,) = families([run([*POST, ("random", 0.0, 0, 0.1, 3), ("random", 0.5, 0, 0.8, 3)])])
-    (sentence,) = comparison_sentences(family)
+    (shown,) = tradeoffs([run([*POST, ("random", 0.0, 0, 0.1, 3), ("random", 0.5, 0, 0.8, 3)])])
+    (sentence,) = shown.sentences
     assert "with random units linear at 1 of 1 value of ω" in sentence
 
 
@@ -88,8 +86,8 @@ def test_a_single_seed_has_no_spread():
 
 
 def test_modes_without_common_path_lengths_are_not_compared():
-    (family,) = families([run([*POST, ("from-start", 0.5, 0, 0.9, 4.5)])])
-    assert list(comparison_sentences(family)) == [
+    (shown,) = tradeoffs([run([*POST, ("from-start", 0.5, 0, 0.9, 4.5)])])
+    assert list(shown.sentences) == [
         "Path lengths of networks linearised from the start and linearised after training "
         "don't overlap."
     ]
@@ -113,5 +111,4 @@ def test_networks_without_a_value_are_left_out():
     made = run([*REFERENCE, *POST])
     gone = ("net", "post-training-0.1-seed0", "toy", 0, "pathlength")
     kept = tuple(record for record in made.records if record.identity != gone)
-    (family,) = families([replace(made, records=kept)])
-    assert len(family.networks) == 5
+    assert len(linearised_networks([replace(made, records=kept)])) == 5

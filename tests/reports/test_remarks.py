@@ -2,8 +2,8 @@
 
 import pytest
 
-from nlbench.reports.layout import NamedRun
 from nlbench.reports.remarks import differences, group_remarks
+from nlbench.reports.tables import NamedRun
 
 
 def run(name, *gpus, device="cuda"):

@@ -5,8 +5,7 @@ import re
 import matplotlib.style
 import pytest
 
-from nlbench.reports.notebook_figure import STYLE
-from nlbench.reports.svg import to_svg
+from nlbench.reports.drawing import STYLE, to_svg
 from nlbench.studies.framework.figures import page_figure, use_plain_log_labels
 
 

@@ -1,23 +1,55 @@
-"""The page of ``nlbench remove``: what the network loses with each call that is removed."""
+"""The pages of ``nlbench similarity`` and ``nlbench remove``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from nlbench.serialization.files import write_atomically
-
-from .environment import environment
-from .layout import Table
-from .notebook_figure import PAGE_WIDTH, laid_out
+from .drawing import PAGE_WIDTH, in_page_colours, laid_out, to_svg
+from .environment import Table, check_suffix, render, write_text
+from .exports import to_csv
+from .fingerprint import LEVELS, Scale, level_name
 from .panels import draw_curve
-from .svg import in_page_colours, to_svg
 from .text import number
+
+if TYPE_CHECKING:
+    from nlbench.representations import Similarity
+
+
+def write_similarity(similarity: Similarity, output: Path) -> Path:
+    """Write the matrix in the format given by the file's suffix.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the suffix isn't ``.html`` or ``.csv``.
+    """
+    check_suffix(output, (".html", ".csv"))
+    is_table = output.suffix == ".csv"
+    return write_text(output, to_csv(similarity.frame()) if is_table else _page(similarity))
+
+
+def _page(similarity: Similarity) -> str:
+    first, second = similarity.names
+    return render(
+        "similarity.html.j2",
+        names=similarity.names,
+        title=first if first == second else f"{first} and {second}",
+        n=f"{similarity.n:,}",
+        others=similarity.others,
+        rows=zip(
+            similarity.places, similarity.values.tolist(), similarity.errors.tolist(), strict=True
+        ),
+        level=partial(level_name, Scale(0.0, 1.0, False, 1)),
+        levels=range(LEVELS),
+    )
+
 
 _LABELS = {
     "accuracy": "accuracy, %",
@@ -68,18 +100,14 @@ def write_removal(
         return 2.4
 
     svg = to_svg(laid_out(PAGE_WIDTH, "svg", draw), prefix="curve", title=title)
-    html = (
-        environment()
-        .get_template("removal.html.j2")
-        .render(
-            title=title,
-            sentence=sentence,
-            plot=Markup(in_page_colours(svg)),
-            table_of_steps=removal_table(rows),
-        )
+    html = render(
+        "removal.html.j2",
+        title=title,
+        sentence=sentence,
+        plot=Markup(in_page_colours(svg)),
+        table_of_steps=removal_table(rows),
     )
-    write_atomically(file, html.encode("utf-8", errors="replace"))
-    return file
+    return write_text(file, html)
 
 
 def write_spans(
@@ -92,13 +120,8 @@ def write_spans(
 ) -> Path:
     """Write a page with the spans that were judged, and the networks before and after."""
     tables = {"Networks": span_table(totals), "Judged spans": span_table(candidates)}
-    html = (
-        environment()
-        .get_template("removed_spans.html.j2")
-        .render(title=title, sentence=sentence, tables=tables)
-    )
-    write_atomically(file, html.encode("utf-8", errors="replace"))
-    return file
+    html = render("removed_spans.html.j2", title=title, sentence=sentence, tables=tables)
+    return write_text(file, html)
 
 
 def span_table(rows: Sequence[Mapping[str, Any]]) -> Table:
