@@ -1,5 +1,6 @@
 """Jinja environment for the page templates."""
 
+from functools import cache
 from pathlib import Path
 
 import jinja2
@@ -10,6 +11,7 @@ from nlbench.errors import without_controls
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
+@cache
 def environment() -> jinja2.Environment:
     """Create the environment, which escapes everything except style sheet, script and figures."""
     templates = jinja2.Environment(

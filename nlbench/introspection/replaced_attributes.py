@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, ValuesView
+from itertools import chain
 from operator import is_not
 from pathlib import Path
 from types import ModuleType
@@ -31,11 +32,16 @@ class AttributeSnapshot:
     def __init__(self) -> None:
         self._modules: dict[str, ModuleType] = {}
         self._attributes: dict[Any, dict[str, Any]] = {}
+        self._views: list[ValuesView[Any]] = []
+        self._values: list[Any] = []
         self.update()
 
     def update(self) -> None:
         """Take the snapshot again; cheap, since only what changed is copied."""
-        self._modules = _modules()
+        modules = _modules()
+        if modules == self._modules and self._is_unchanged():
+            return
+        self._modules = modules
         known = self._attributes
         self._attributes = {
             owner: before
@@ -43,6 +49,14 @@ class AttributeSnapshot:
             else dict(now)
             for owner in (*self._modules.values(), *_classes(self._modules))
         }
+        self._views = [vars(owner).values() for owner in self._attributes]
+        self._values = list(chain.from_iterable(self._views))
+
+    def _is_unchanged(self) -> bool:
+        """Compare all values at once, which is three times as fast as owner by owner."""
+        now = chain.from_iterable(self._views)
+        is_as_long = sum(map(len, self._views)) == len(self._values)
+        return is_as_long and not any(map(is_not, now, self._values))
 
     def restore(self) -> Iterator[tuple[str, bool]]:
         """Restore what was replaced, and yield each name with False if that was not possible."""
@@ -50,7 +64,8 @@ class AttributeSnapshot:
             if sys.modules.get(name) is not module and not name.startswith(_NAMESPACES):
                 sys.modules[name] = module
                 yield f"sys.modules['{name}']", True
-        for owner, before in self._attributes.items():
+        changed = () if self._is_unchanged() else self._attributes.items()
+        for owner, before in changed:
             if not _is_same(before, vars(owner)):
                 yield from self._restore_owner(owner, before)
 
@@ -129,6 +144,9 @@ def _modules() -> dict[str, ModuleType]:
     return namespaces | modules
 
 
+_LEGACY_TYPE = type(torch.FloatTensor)
+"""Type of classes such as `torch.FloatTensor`, of which no tensor is an instance."""
+
 _CLASSES: dict[str, list[type]] = {}
 """The classes of each module, by the module's name."""
 
@@ -139,7 +157,9 @@ def _classes(modules: Mapping[str, ModuleType]) -> dict[type, None]:
             value
             for value in vars(modules[name]).copy().values()
             # Not `isinstance`, for which some deprecated objects warn.
-            if issubclass(type(value), type) and str(value.__module__).partition(".")[0] in _ROOTS
+            if issubclass(kind := type(value), type)
+            and kind is not _LEGACY_TYPE
+            and str(value.__module__).partition(".")[0] in _ROOTS
         ]
     return dict.fromkeys(kind for name in modules for kind in _CLASSES[name])
 

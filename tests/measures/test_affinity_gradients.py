@@ -12,7 +12,6 @@ from nlbench.measures.affinity import affinity_score
 from nlbench.measures.linear_algebra import products
 from nlbench.measures.transport import gaussian_map
 
-
 # Along one random direction: along all of them a check takes ten times as long.
 gradgradcheck = partial(gradgradcheck_in_all_directions, fast_mode=True)
 

@@ -252,7 +252,7 @@ def test_an_output_below_a_file_is_one_line(here, tmp_path):
 
 
 def test_broken_pipe_ends_quietly_with_everything_written(tmp_path):
-    options = ("--measures", "r2", "--samples", "64", "--out", "r", "--progress", "none")
+    options = ("--measures", "r2", "--samples", "32", "--out", "r", "--progress", "none")
     done = call("run", *options, cwd=tmp_path, is_read=False)
     assert (done.returncode, done.stderr) == (141, "")
     assert (tmp_path / "r" / "report.html").is_file()
@@ -272,7 +272,7 @@ def test_sigpipe_stays_ignored(here):
 
 def test_ascii_terminal_gets_its_leaderboard(tmp_path):
     done = call(
-        "run", "--measures", "r2", "--samples", "64", "--out", "r", cwd=tmp_path,
+        "run", "--measures", "r2", "--samples", "32", "--out", "r", "--no-report", cwd=tmp_path,
         environment={"PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -285,7 +285,8 @@ def test_training_writes_a_checkpoint_that_a_run_takes(here, tmp_path):
         "w/noisy.safetensors",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    done = here("run", "--measures", "affinity", "--weights", "w/noisy.safetensors", "--out", "r")
+    options = ("--measures", "r2", "--samples", "32", "--no-report")
+    done = here("run", *options, "--weights", "w/noisy.safetensors", "--out", "r")
     assert done.returncode == 0, done.stderr
     (subject,) = nlbench.load_run(tmp_path / "r").manifest["subjects"]
     assert subject["weights"] == "noisy.safetensors"
@@ -353,7 +354,7 @@ def test_an_interruption_of_the_page_is_status_130(here, tmp_path, monkeypatch, 
         return "<html></html>"
 
     monkeypatch.setattr(page, "render_page", interrupted)
-    done = here("run", "--measures", "r2", "--data", "digits", "--out", "r")
+    done = here("run", "--measures", "r2", "--data", "digits", "--samples", "32", "--out", "r")
     assert done.returncode == 130, done.stderr
     assert "nlbench: interrupted; finished cells are in r" in done.stderr
     (record,) = nlbench.load_run(tmp_path / "r").records
