@@ -149,7 +149,7 @@ class _Process:
     def lasting(self) -> list[str]:
         """Return the names of what could not be restored."""
         # A kernel goes with the `torch.library.Library` that holds it.
-        gone = self._kernels - _kernels()
+        gone = self._kernels - _kernels() if self._kernels else set()
         return [name for name in self.unrestored if name not in gone]
 
 

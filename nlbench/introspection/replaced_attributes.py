@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 
 class AttributeSnapshot:
@@ -49,7 +50,9 @@ class AttributeSnapshot:
             else dict(now)
             for owner in (*self._modules.values(), *_classes(self._modules))
         }
-        self._views = [vars(owner).values() for owner in self._attributes]
+        # Each hook that is registered changes a counter of handles.
+        compared = self._attributes.keys() - {RemovableHandle}
+        self._views = [vars(owner).values() for owner in compared]
         self._values = list(chain.from_iterable(self._views))
 
     def _is_unchanged(self) -> bool:
