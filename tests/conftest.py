@@ -5,7 +5,6 @@ import zlib
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 # No example is too slow on a busy machine, and the same examples are drawn every time, so that a
@@ -32,9 +31,6 @@ for variable in (
     "PYTHONWARNINGS", "TERMINAL_WIDTH",
 ):  # fmt: skip
     os.environ.pop(variable, None)
-
-# Without a cache of fonts Matplotlib builds one, and prints so to standard error if it takes long.
-importlib.import_module("matplotlib.font_manager")
 
 
 # Files that take longest, the longest first, of which most is in processes that they start and
@@ -63,10 +59,18 @@ LONG = (
 @pytest.fixture(autouse=True)
 def seeded(request):
     """A test draws the same numbers, whichever tests were before it."""
+    import torch
+
     torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
 
 
+# Libraries are imported here and not above: the process that only distributes tests needs none.
 def pytest_collection_modifyitems(items):
+    import torch
+
+    # Without a cache of fonts Matplotlib builds one, and prints so to standard error if it takes
+    # long.
+    importlib.import_module("matplotlib.font_manager")
     tests = Path(__file__).parent
     place = {tests / name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path, len(LONG)))
