@@ -161,13 +161,15 @@ def _kernels() -> set[str]:
 
     Imports of PyTorch add some for other dispatch keys.
     """
-    keys = ("CPU", "CUDA", "Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
-    names = (name.split("/") for name in getattr(torch.library, "_impls", set()).copy())
-    return {
-        f"torch.ops.aten.{operator_name} ({key})"
-        for library, operator_name, key in names
-        if library == "aten" and key in keys
-    }
+    names = getattr(torch.library, "_impls", set()).copy()
+    replaced = [n.split("/") for n in names if n.endswith(_KERNEL_KEYS) and n.startswith("aten/")]
+    return {f"torch.ops.aten.{operator_name} ({key})" for _, operator_name, key in replaced}
+
+
+_KERNEL_KEYS = (
+    *("/CPU", "/CUDA", "/Autograd", "/AutogradCPU", "/AutogradCUDA"),
+    "/CompositeImplicitAutograd",
+)
 
 
 _IMPORT_VARIABLES = ("KMP_", "TORCHINDUCTOR_")

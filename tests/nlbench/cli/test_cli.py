@@ -173,11 +173,6 @@ def test_the_sites_of_a_model_are_listed(here):
     assert len(rows) == 7
 
 
-def test_importing_nlbench_does_not_import_torch():
-    code = "import nlbench, sys; assert 'torch' not in sys.modules; nlbench.Undefined"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -541,23 +536,6 @@ def test_no_librarys_wording_is_shown(here, arguments, says):
     assert says in line
     assert "Input should" not in line
     assert "Value error" not in line
-
-
-def test_commands_without_networks_do_not_import_torch():
-    code = (
-        "import sys; from nlbench.cli.app import main\n"
-        "for words in sys.argv[1:]:\n"
-        "    sys.argv = ['nlbench', *words.split()]\n"
-        "    try: main()\n"
-        "    except SystemExit: pass\n"
-        "    for library in ('torch', 'pandas'):\n"
-        "        if library in sys.modules: sys.exit(f'{words} imports {library}')\n"
-    )
-    commands = ("--help", "--version", "run --help", "list measures", "list probes", "list")
-    done = subprocess.run(
-        [sys.executable, "-c", code, *commands], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_interrupted_thread_start_keeps_exit_status(monkeypatch):
