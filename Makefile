@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 FILES := $(sort $(shell find nlbench measures models reports studies -name '*.py' -o -path '*/checkpoints/*' -o -path '*/templates/*' -o -name 'reference_networks.json'))
 SITE := $(addprefix docs/,_build api gallery measures tutorials/runs)
 
+# Processes share bytecode, even where the environment tells Python to keep none.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test check studies quick-benchmark quick-studies docs leaderboard dist bench gpu zoo clean FORCE
 
 run: $(VENV)/.installed

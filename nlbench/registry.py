@@ -473,7 +473,12 @@ def parse_source(module: str) -> ast.Module:
     spec = find_source(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return ast.Module([], [])
-    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    return _parse(Path(spec.origin), Path(spec.origin).stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=128)
+def _parse(file: Path, changed: int) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def find_source(module: str) -> ModuleSpec | None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from .text import bounds_text, direction, number, plus_minus, settings_text, val
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
+@cache
 def environment() -> jinja2.Environment:
     """Create the environment, which escapes everything except style sheet, script and figures."""
     templates = jinja2.Environment(

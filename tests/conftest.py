@@ -5,7 +5,6 @@ import zlib
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 # No example is too slow on a busy machine, and the same examples are drawn every time, so that a
@@ -33,9 +32,6 @@ for variable in (
 ):  # fmt: skip
     os.environ.pop(variable, None)
 
-# Without a cache of fonts Matplotlib builds one, and prints so to standard error if it takes long.
-importlib.import_module("matplotlib.font_manager")
-
 
 # Files that take longest, the longest first, of which most is in processes that they start and
 # wait for. They come before the others: each is done by one worker, and one begun last would keep
@@ -45,28 +41,40 @@ LONG = (
     "reports/test_browser.py",
     "nlbench/cli/test_cli.py",
     "stress/test_kills.py",
+    "nlbench/probes/lines/test_instruction_sets.py",
     "nlbench/execution/test_supervisor.py",
     "test_plugin.py",
-    "models/training/test_linearisation.py",
+    "nlbench/conformance/test_conformance.py",
     "support/test_pretend_cuda.py",
-    "stress/test_malformed.py",
-    "nlbench/probes/graph/test_graph_families.py",
-    "nlbench/probes/lines/test_instruction_sets.py",
-    "nlbench/probes/lines/exact/test_trace.py",
-    "nlbench/probes/lines/rules/test_operations.py",
+    "studies/test_measures.py",
+    "nlbench/measure/test_left_out.py",
     "nlbench/probes/lines/estimation/test_estimator.py",
-    "measures/test_affinity_gradients.py",
-    "models/training/test_loop.py",
+    "models/training/test_linearise.py",
+    "stress/test_malformed.py",
+    "studies/test_trained_ladders.py",
+    "studies/shared/test_single_functions.py",
+    "nlbench/probes/lines/test_families.py",
+    "nlbench/probes/lines/rules/test_operations.py",
+    "studies/framework/test_study.py",
+    "studies/shared/test_linear_regions.py",
 )
 
 
 @pytest.fixture(autouse=True)
 def seeded(request):
     """A test draws the same numbers, whichever tests were before it."""
+    import torch
+
     torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
 
 
+# Libraries are imported here and not above: the process that only distributes tests needs none.
 def pytest_collection_modifyitems(items):
+    import torch
+
+    # Without a cache of fonts Matplotlib builds one, and prints so to standard error if it takes
+    # long.
+    importlib.import_module("matplotlib.font_manager")
     tests = Path(__file__).parent
     place = {tests / name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path, len(LONG)))

@@ -132,7 +132,7 @@ def test_its_operation_is_a_site_and_traced_exactly(site, tmp_path):
     done = call(
         "run", "--measures", "density,r2", "--model", "hatnet", "--data", "stripes",
         "--samples", "40", "--set", "lines.paths=pairs", "--set", "lines.number=2", "--out", "run",
-        cwd=tmp_path, paths=[site],
+        "--no-report", cwd=tmp_path, paths=[site],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "run" / "scores.csv").read_text()
@@ -143,7 +143,7 @@ def test_its_operation_is_a_site_and_traced_exactly(site, tmp_path):
 def test_torchmetrics_metric_is_registered_by_factory(site, tmp_path):
     done = call(
         "run", "--measures", "correlation", "--model", "tinynet", "--samples", "32",
-        "--out", "run", cwd=tmp_path, paths=[site],
+        "--out", "run", "--no-report", cwd=tmp_path, paths=[site],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
@@ -163,7 +163,7 @@ def test_plugin_failing_at_import_is_named(site, tmp_path):
     assert "not today" in done.stderr
     done = call(
         "run", "--measures", "b*,cosine", "--model", "tinynet", "--samples", "16", "--out", "run",
-        cwd=work, paths=[bad, site],
+        "--no-report", cwd=work, paths=[bad, site],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "skipped" in done.stderr
@@ -182,6 +182,6 @@ def test_two_plugins_with_one_name_are_both_named(site, tmp_path):
         assert "nlbench-rival 1" in done.stderr
     done = call(
         "run", "--measures", "peak", "--model", "tinynet", "--samples", "16", "--out", "run",
-        cwd=work, paths=[other, site],
+        "--no-report", cwd=work, paths=[other, site],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def describe_environment(device: torch.device, precision: str = "native") -> dic
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "packages": {name: version_of(name) for name in _PACKAGES},
+        "packages": {name: _loaded_version(name) for name in _PACKAGES},
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         **_device_facts(device),
         "precision": precision,
@@ -118,6 +119,8 @@ def _driver() -> str | None:
 
 _PACKAGES = ("nlbench", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "pandas")
 
+_loaded_version = cache(version_of)
+
 
 def _plugins() -> dict[str, str]:
     """Return the versions of distributions that register plugins with nlbench."""
@@ -127,6 +130,7 @@ def _plugins() -> dict[str, str]:
     return dict(sorted(versions.items()))
 
 
+@cache
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -136,9 +140,11 @@ def _processor() -> str:
     return next(names, platform.processor())
 
 
+@cache
 def _git_state() -> str | None:
     """Return the commit of nlbench's own checkout, with ``+changes`` if it is dirty.
 
+    Cached, since a process runs the code that it has loaded.
     Return None if git doesn't track this file: nlbench may be installed inside the checkout of
     another project.
     """

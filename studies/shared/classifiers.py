@@ -76,7 +76,7 @@ class Classifiers(Study):
         return {"run": run, **measure_zoo(context, self.zoo, weights=self.zoo_weights)}
 
 
-_QUICK = "alexnet googlenet resnet18 mnasnet0_5 vit_b_32 swin_t"
+_QUICK = "googlenet resnet18 mnasnet0_5 vit_b_32 swin_t"
 _TRAINED_ONLY = ("torchvision/vit_h_14",)
 """Excluded with random weights: 632 million parameters, and image sides must be divisible by 14."""
 

@@ -44,9 +44,11 @@ def samples(n, name):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("order", COPIES)
+@pytest.mark.parametrize(
+    ("n", "order"),
+    [(1, "appended"), (3, "adjacent"), (8, "shuffled"), *((40, order) for order in COPIES)],
+)
 @pytest.mark.parametrize("name", MEASURES)
-@pytest.mark.parametrize("n", [1, 3, 8, 40])
 def test_copies_of_samples_change_no_value(name, order, n):
     once = evaluate(samples(n, name), name)
     # In several batches, the last of which may be smaller.

@@ -1,11 +1,10 @@
 import json
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from commands import call
 from torch import nn
 
 import nlbench
@@ -298,8 +297,9 @@ def test_assumed_channel_axis_is_noted_in_the_reason():
     assert second.reason == ""
 
 
-def test_new_style_precision_is_restored():
-    code = (
+def test_new_style_precision_is_restored(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
         "import torch, nlbench\n"
         "torch.backends.fp32_precision = 'tf32'\n"
         "matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn\n"
@@ -319,7 +319,7 @@ def test_new_style_precision_is_restored():
         "torch.backends.fp32_precision = 'ieee'\n"
         "assert matmul.fp32_precision == cudnn.conv.fp32_precision == 'ieee'\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = call(cwd=tmp_path, script=str(script))
     assert done.returncode == 0, done.stderr
 
 

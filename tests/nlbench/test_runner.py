@@ -460,6 +460,7 @@ def test_the_git_state_is_that_of_nlbench(tmp_path, monkeypatch):
     subprocess.run([*command, "add", "theirs"], check=True)
     subprocess.run([*command, "commit", "-qm", "theirs"], check=True)
     monkeypatch.setattr(machine, "__file__", str(tmp_path / "machine.py"))
+    monkeypatch.setattr(machine, "_git_state", machine._git_state.__wrapped__)
     assert machine.describe_environment(torch.device("cpu"))["git"] is None
     subprocess.run([*command, "add", "machine.py"], check=True)
     assert machine.describe_environment(torch.device("cpu"))["git"].endswith("+changes")

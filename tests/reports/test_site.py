@@ -21,6 +21,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 from made_runs import make_run
 
 
+@pytest.fixture(autouse=True, scope="module")
+def without_figures():
+    """Pages without figures, which take half of their time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nlbench.reports.page.page_exports", lambda *_: {})
+        yield
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")

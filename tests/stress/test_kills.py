@@ -47,7 +47,8 @@ def begin(folder, seeds, executor):
         seeds=tuple(range(seeds)),
         samples=8,
     )
-    workers = None if executor == "serial" else 2
+    # A worker of Dask has one of nlbench's.
+    workers = {"serial": None, "processes": 2, "dask": 1}[executor]
     try:
         run(
             wanted,

@@ -14,7 +14,7 @@ ORDER = "Order: Kendall's tau by network"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    names = ("r2", "affine-residual", "geometric-complexity")
+    names = ("r2", "affine-residual")
     context = Context(tmp_path_factory.mktemp("trained"), "trained-ladders", True, measures=names)
     return TrainedLadders().measure(context)
 

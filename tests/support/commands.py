@@ -48,7 +48,8 @@ def _run(arguments, cwd, environment, paths, out, error, script):
 def running(*arguments, cwd, out, error, paths=(), environment=None, script=None):
     """Run ``nlbench ARGUMENTS`` during the block, with output to the files ``out`` and ``error``.
 
-    If ``out`` is None, standard output is a pipe that nobody reads. With ``script``, that Python file runs instead. The process leads its own process group.
+    If ``out`` is None, standard output is a pipe that nobody reads. With ``script``, that Python
+    file runs instead. The process leads its own process group.
     """
     environment = {**os.environ, "NO_COLOR": "1", **(environment or {})}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, *sys.path]))

@@ -124,7 +124,7 @@ def test_noisy_labels_raise_the_absolute_deviation():
     # M. Gamba et al., AISTATS 2022, table 2: on 99 to 100 % of the paths.
     data = digits()
     images = data.sample(1, split="train", seed=0).images
-    paths = data.normalize(closed_paths(images, 4, 1.0)).double()
+    paths = data.normalize(closed_paths(images, 4, 0.5)).double()
     clean, noisy = (
         [
             float(absolute_deviation(trace).norm())

@@ -62,11 +62,6 @@ def test_train_and_linearize_are_plugin_commands():
     assert {"train", "linearize"} <= {command.name for command in app.registered_commands}
 
 
-def test_the_command_line_is_there_without_pytorch():
-    code = "import sys, nlbench.cli.app; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
 def test_thread_that_plugin_left_does_not_keep_process():
     code = (
         "import atexit, sys, threading, time; from nlbench.cli import main\n"

@@ -173,11 +173,6 @@ def test_the_sites_of_a_model_are_listed(here):
     assert len(rows) == 7
 
 
-def test_importing_nlbench_does_not_import_torch():
-    code = "import nlbench, sys; assert 'torch' not in sys.modules; nlbench.Undefined"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -252,7 +247,7 @@ def test_an_output_below_a_file_is_one_line(here, tmp_path):
 
 
 def test_broken_pipe_ends_quietly_with_everything_written(tmp_path):
-    options = ("--measures", "r2", "--samples", "64", "--out", "r", "--progress", "none")
+    options = ("--measures", "r2", "--samples", "32", "--out", "r", "--progress", "none")
     done = call("run", *options, cwd=tmp_path, is_read=False)
     assert (done.returncode, done.stderr) == (141, "")
     assert (tmp_path / "r" / "report.html").is_file()
@@ -272,7 +267,7 @@ def test_sigpipe_stays_ignored(here):
 
 def test_ascii_terminal_gets_its_leaderboard(tmp_path):
     done = call(
-        "run", "--measures", "r2", "--samples", "64", "--out", "r", cwd=tmp_path,
+        "run", "--measures", "r2", "--samples", "32", "--out", "r", "--no-report", cwd=tmp_path,
         environment={"PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -285,7 +280,8 @@ def test_training_writes_a_checkpoint_that_a_run_takes(here, tmp_path):
         "w/noisy.safetensors",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    done = here("run", "--measures", "affinity", "--weights", "w/noisy.safetensors", "--out", "r")
+    options = ("--measures", "r2", "--samples", "32", "--no-report")
+    done = here("run", *options, "--weights", "w/noisy.safetensors", "--out", "r")
     assert done.returncode == 0, done.stderr
     (subject,) = nlbench.load_run(tmp_path / "r").manifest["subjects"]
     assert subject["weights"] == "noisy.safetensors"
@@ -353,7 +349,7 @@ def test_an_interruption_of_the_page_is_status_130(here, tmp_path, monkeypatch, 
         return "<html></html>"
 
     monkeypatch.setattr(page, "render_page", interrupted)
-    done = here("run", "--measures", "r2", "--data", "digits", "--out", "r")
+    done = here("run", "--measures", "r2", "--data", "digits", "--samples", "32", "--out", "r")
     assert done.returncode == 130, done.stderr
     assert "nlbench: interrupted; finished cells are in r" in done.stderr
     (record,) = nlbench.load_run(tmp_path / "r").records
@@ -540,23 +536,6 @@ def test_no_librarys_wording_is_shown(here, arguments, says):
     assert says in line
     assert "Input should" not in line
     assert "Value error" not in line
-
-
-def test_commands_without_networks_do_not_import_torch():
-    code = (
-        "import sys; from nlbench.cli.app import main\n"
-        "for words in sys.argv[1:]:\n"
-        "    sys.argv = ['nlbench', *words.split()]\n"
-        "    try: main()\n"
-        "    except SystemExit: pass\n"
-        "    for library in ('torch', 'pandas'):\n"
-        "        if library in sys.modules: sys.exit(f'{words} imports {library}')\n"
-    )
-    commands = ("--help", "--version", "run --help", "list measures", "list probes", "list")
-    done = subprocess.run(
-        [sys.executable, "-c", code, *commands], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_interrupted_thread_start_keeps_exit_status(monkeypatch):

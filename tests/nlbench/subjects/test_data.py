@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -15,15 +12,6 @@ def data_of(shape=(2, 4, 4), count=10, mean=(0.25, 0.5), std=(0.5, 2.0), **more)
     images = torch.rand(count, *shape, generator=generator)
     items = TensorDataset(images, torch.arange(count) % 3)
     return Dataset("made-up", items, items, shape, 3, mean, std, "none", **more)
-
-
-def test_declaring_a_dataset_imports_no_torch():
-    code = (
-        "import sys; from nlbench import Option; from nlbench.subjects.data import dataset\n"
-        "dataset(options={'size': Option(1)})(lambda size: None)\n"
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_a_plain_function_has_no_options():

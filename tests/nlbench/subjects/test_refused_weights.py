@@ -99,10 +99,11 @@ def test_a_zip_archive_of_another_kind_is_refused(tmp_path):
     assert_refused(tmp_path / "net.pt", "not a PyTorch file, or truncated or damaged")
 
 
-@pytest.mark.parametrize("cut", range(1, len(SAFETENSORS)))
-def test_a_safetensors_file_cut_anywhere_is_refused(tmp_path, cut):
-    (tmp_path / "net.safetensors").write_bytes(SAFETENSORS[:cut])
-    assert_refused(tmp_path / "net.safetensors", "truncated" if cut < 9 else "truncated or damaged")
+def test_a_safetensors_file_cut_anywhere_is_refused(tmp_path):
+    path = tmp_path / "net.safetensors"
+    for cut in range(1, len(SAFETENSORS)):
+        path.write_bytes(SAFETENSORS[:cut])
+        assert_refused(path, "truncated" if cut < 9 else "truncated or damaged")
 
 
 @pytest.mark.parametrize("zipped", [True, False])

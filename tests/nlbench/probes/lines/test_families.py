@@ -20,19 +20,17 @@ PLAIN = {"num_classes": 10}
 SHALLOW = {**PLAIN, "block": zoo.resnet.Bottleneck, "layers": [1, 1, 1, 1]}
 UNSET = {"num_classes": 10, "init_weights": False}
 
-# One network per family, shallow where they are wide: options, image size, length of the segment.
+# Networks of all operations, shallow where they are wide: options, image size, length of the
+# segment.
 FAMILIES = {
     "alexnet": (PLAIN, 64, 1e-3),
-    "vgg11_bn": (UNSET, 32, 2e-4),
     "resnet18": (PLAIN, 32, 1e-3),
     "resnext": ({**SHALLOW, "groups": 32, "width_per_group": 4}, 32, 5e-4),
     "densenet": ({**PLAIN, "growth_rate": 16, "block_config": (3, 4, 5, 3)}, 32, 5e-4),
     "googlenet": (UNSET, 32, 5e-4),
-    "inception_v3": (UNSET, 75, 5e-5),
     "squeezenet1_1": (PLAIN, 32, 5e-4),
     "shufflenet_v2_x0_5": (PLAIN, 32, 2e-3),
     "mobilenet_v2": ({"num_classes": 10, "width_mult": 0.35}, 32, 2e-3),
-    "mnasnet0_5": (PLAIN, 32, 2e-3),
     "regnet_x_400mf": (PLAIN, 32, 1e-3),
 }
 CLASSES = {"resnext": zoo.ResNet, "densenet": zoo.DenseNet}
@@ -45,7 +43,7 @@ def build(name, options):
         warnings.simplefilter("ignore")
         if name in CLASSES:
             net = CLASSES[name](**options).eval()
-        elif name.startswith(("vgg", "alexnet")):
+        elif name == "alexnet":
             net = narrowed(name, options).eval()
         else:
             net = getattr(zoo, name)(weights=None, **options).eval()
@@ -113,10 +111,9 @@ def test_piecewise_affine_families_are_traced_unchanged(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["squeezenet1_1", "shufflenet_v2_x0_5"])
-def test_adaptive_traces_meet_the_same_regions(name):
-    options, size, length = FAMILIES[name]
-    net = build(name, options)
+def test_adaptive_traces_meet_the_same_regions():
+    options, size, length = FAMILIES["squeezenet1_1"]
+    net = build("squeezenet1_1", options)
     start = torch.rand(3, size, size)
     end = start + length / 2 * torch.randn(3, size, size)
     exact = trace_segment(net, start, end)

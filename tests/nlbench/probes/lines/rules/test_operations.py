@@ -170,7 +170,7 @@ def test_kinks_add_no_extra_breakpoints(name):
     assert slope_changes(trace) >= trace.crossings - relus
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.sampled_from(list(BENT)), st.integers(0, 10**6), st.booleans())
 def test_estimates_count_what_an_operation_bends(name, seed, resting):
     # After ReLUs, many units are tied.
