@@ -3,7 +3,6 @@ import torch
 from torch import nn
 
 import nlbench
-from nlbench.probes.sites import float64
 from nlbench.probes.sites.listeners import unresolved_sites
 
 MEASURES = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
