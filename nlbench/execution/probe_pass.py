@@ -303,8 +303,9 @@ class Pass:
             feed.release()
         in_forward = [f for f in feeds if _FORWARD in f.traceback and not f.is_out_of_memory]
         cause = _forward_failure(subject, device, self.changes) if in_forward else None
-        for feed in in_forward if cause else ():
-            feed.result = cause
+        if cause is not None:
+            for feed in in_forward:
+                feed.result = cause
         return feeds
 
 

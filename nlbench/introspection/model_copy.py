@@ -11,6 +11,8 @@ import contextlib
 import copy
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import is_, is_not
+from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -282,15 +284,93 @@ def _deep_copy(
     """
     with _TensorCopies(copy_tensor):
         try:
-            return copy.deepcopy(model, dict(replaced)).eval()
+            return rebound_copy(model, dict(replaced)).eval()
         except Exception as error:
             shared = _uncopyable_attributes(model, replaced)
             # An attribute can raise any exception.
             if shared:
                 with contextlib.suppress(Exception):
-                    return copy.deepcopy(model, replaced | shared).eval()
+                    return rebound_copy(model, replaced | shared).eval()
             reason = first_line(error)
             raise RequestError(f"the model can't be copied: {reason}") from error
+
+
+def rebound_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """Return a deep copy whose hooks and functions refer to the copy where they refer to the model.
+
+    Python's copy of a function is the function itself, with its variables.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 2))
+    >>> _ = model[0].register_forward_hook(lambda *_: setattr(model, "is_run", True))
+    >>> _ = rebound_copy(model)(torch.zeros(1, 2))
+    >>> hasattr(model, "is_run")
+    False
+    """
+    copied = copy.deepcopy(model, memo)
+    closures = _Closures(model, copied)
+    for module in copied.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, dict):
+                for key, item in value.items():
+                    dict.__setitem__(value, key, closures.rebound(item))
+            else:
+                vars(module)[name] = closures.rebound(value)
+    return copied
+
+
+class _Closures:
+    """Functions whose variables refer to a model, and the same with references to its copy."""
+
+    def __init__(self, model: nn.Module, copied: nn.Module) -> None:
+        # Originals are kept with their copies, so that no other object gets their id.
+        self._copies: dict[int, tuple[Any, Any]] = {}
+        for parts in (nn.Module.modules, tensors_of):
+            originals: list[Any] = list(parts(model))
+            twins: list[Any] = list(parts(copied))
+            if len(originals) == len(twins):
+                self._copies |= {id(a): (a, b) for a, b in zip(originals, twins, strict=True)}
+
+    def rebound(self, value: Any) -> Any:
+        """Return a value that refers to the copy; the same value if it doesn't refer to either."""
+        if id(value) in self._copies:
+            return self._copies[id(value)][1]
+        if isinstance(value, MethodType):
+            function = self.rebound(value.__func__)
+            is_same = function is value.__func__
+            return value if is_same else MethodType(function, value.__self__)
+        if type(value) in (list, tuple):
+            items = [self.rebound(item) for item in value]
+            return value if all(map(is_, items, value)) else type(value)(items)
+        if not isinstance(value, FunctionType):
+            return value
+        self._copies[id(value)] = value, value  # It may refer to itself.
+        cells = tuple(map(self._rebound_cell, value.__closure__ or ()))
+        names = value.__globals__.keys() & set(value.__code__.co_names)
+        used = {name: value.__globals__[name] for name in names}
+        changed = {
+            name: self._copies[id(item)][1]
+            for name, item in used.items()
+            if isinstance(item, nn.Module | Tensor) and id(item) in self._copies
+        }
+        if changed or any(map(is_not, cells, value.__closure__ or ())):
+            variables = {**value.__globals__, **changed} if changed else value.__globals__
+            function = FunctionType(
+                value.__code__, variables, value.__name__, value.__defaults__, cells
+            )
+            function.__kwdefaults__ = value.__kwdefaults__
+            function.__dict__.update(vars(value))
+            self._copies[id(value)] = value, function
+        return self._copies[id(value)][1]
+
+    def _rebound_cell(self, cell: CellType) -> CellType:
+        try:
+            content = cell.cell_contents
+        except ValueError:  # The cell is empty.
+            return cell
+        new = self.rebound(content)
+        return cell if new is content else CellType(new)
 
 
 def _uncopyable_attributes(model: nn.Module, replaced: Mapping[int, Any]) -> dict[int, Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import copy
 import glob
 import hashlib
 import importlib
@@ -342,6 +341,7 @@ class OwnModel(OwnCode):
         """
         import torch
 
+        from nlbench.introspection.model_copy import rebound_copy
         from nlbench.introspection.random_state import RandomStream, seeded
 
         with RandomStream(f"own model {seed}").active(), seeded(seed):
@@ -351,7 +351,7 @@ class OwnModel(OwnCode):
             if isinstance(value, torch.nn.Module):
                 if not is_value and not self.file.installed:
                     value = self.load(ImportedFile(self.file))
-                return lambda: copy.deepcopy(value)
+                return lambda: rebound_copy(value)
         if not callable(value):
             raise RequestError(
                 f"{self.text} is a {type(value).__name__}, expected a network, its class or a "

@@ -139,8 +139,9 @@ class PositionSelector:
             value = kwargs.get(name)
             if value is None and position is not None and position < len(args):
                 value = args[position]
-            is_mask = isinstance(value, Tensor) and value.ndim in (2, 3, 4) and value.numel()
-            if not is_mask or len(value) != self.samples or (name in _UNCLEAR and self._masks):
+            if not isinstance(value, Tensor) or value.ndim not in (2, 3, 4) or not value.numel():
+                continue
+            if len(value) != self.samples or (name in _UNCLEAR and self._masks):
                 continue
             is_token = _allowed(value, name)
             is_token = is_token.any(1) if is_token.ndim == 4 else is_token

@@ -79,7 +79,7 @@ def record_program(network: nn.Module, example: Tensor) -> Program:
     (['linear', 'relu'], ('1',))
     """
     recorder = Recorder(network, example)
-    output = run_once(network, example, recorder.recording())
+    output = run_once(network, example, recorder.recording(), recorder.check_output)
     value = recorder.output_value(output)
     return _drop_unused(recorder.program, value, tuple(example.shape[1:]))
 
@@ -126,9 +126,14 @@ def untraceable_reason(model: nn.Module, example: Tensor) -> str:
 
 
 def run_once(
-    network: nn.Module, example: Tensor, context: AbstractContextManager[object]
+    network: nn.Module,
+    example: Tensor,
+    context: AbstractContextManager[object],
+    on_output: Callable[[object], object] = lambda output: None,
 ) -> Tensor:
     """Run a network on one input, (1, ...), within a context, and validate its output.
+
+    `on_output` is called with the output before it is validated.
 
     Raises
     ------
@@ -144,6 +149,7 @@ def run_once(
         raise RequestError(
             f"the network can't be run on one input of shape {tuple(example.shape)}: {reason}"
         ) from error
+    on_output(output)
     output = validated_outputs(output, 1)
     if not output.is_meta and not torch.isfinite(output).all():
         raise NotFinite("the network's output is not finite")
@@ -218,6 +224,10 @@ class Recorder(DispatchMode):
         self._writes: WriteLog[tuple[_StorageLayout, Any]] = WriteLog()
         self._input_shape = tuple(example.shape[1:])
         self._constants: set[Hashable] = set()
+        # Why tensors can't be traced, which matters if the output depends on them, and why the
+        # memory into which they were written can't.
+        self._refused: MutableMapping[Tensor, UnsupportedOperation] = WeakTensorKeyDictionary()
+        self._refused_memory: dict[Hashable, UnsupportedOperation] = {}
         # Indices of maxima, which are returned along with the maxima but rarely used.
         self._indices: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
         self._bind(example, 0)
@@ -233,6 +243,10 @@ class Recorder(DispatchMode):
         """Steps with the names of their sites, once the network has run."""
         named = zip(self.steps, self._sites, strict=True)
         return [replace(step, site=name.text if name else "") for step, name in named]
+
+    def check_output(self, output: object) -> None:
+        """Raise if the output depends on an operation that can't be traced."""
+        self._check_refused([output] if isinstance(output, Tensor) else [])
 
     def output_value(self, output: Tensor) -> int:
         """Return the index of the value that the network returns, which may be a constant."""
@@ -261,7 +275,45 @@ class Recorder(DispatchMode):
         args, kwargs = positional(func, tuple(args), kwargs or {})
         written = written_in(func, args, kwargs)
         name = qualified_name(func)
-        return self._record(func, name, args, kwargs, written)
+        depth = len(self._composites)
+        try:
+            return self._record(func, name, args, kwargs, written)
+        except UnsupportedOperation as error:
+            del self._composites[depth:]
+            return self._run_refused(error, func, name, args, kwargs, written)
+
+    def _run_refused(
+        self,
+        error: UnsupportedOperation,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: Sequence[Tensor],
+    ) -> Any:
+        """Run an operation that can't be traced, unless its result decides what runs later.
+
+        The network may only store the result, as it does with statistics of its activations.
+        """
+        reads_values = known(name).takes in ("number", "truth", "values")
+        if reads_values or _READING_TAGS.intersection(func.tags):
+            raise error
+        if any(memory_of(tensor) in self._constants for tensor in written):
+            raise error
+        result = func(*args, **kwargs)
+        for tensor in tree_iter(result):
+            if not isinstance(tensor, Tensor):
+                raise error
+            self._refused[tensor] = error
+        self._refused_memory |= {memory_of(tensor): error for tensor in written}
+        return result
+
+    def _check_refused(self, tensors: Sequence[Tensor]) -> None:
+        """Raise if one of the tensors depends on an operation that can't be traced."""
+        for tensor in tensors if self._refused or self._refused_memory else ():
+            error = self._refused.get(tensor) or self._refused_memory.get(memory_of(tensor))
+            if error is not None:
+                raise error
 
     def record_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of a registered autograd function as one operation."""
@@ -271,7 +323,10 @@ class Recorder(DispatchMode):
 
     def refuse_reading(self, name: str, args: Sequence[Any]) -> None:
         """Raise on access to the memory of a tensor that depends on the input."""
-        if args and isinstance(args[0], Tensor) and self._is_traced(args[0]):
+        if args and isinstance(args[0], Tensor):
+            self._check_refused([args[0]])
+            if not self._is_traced(args[0]):
+                return
             raise self._refusal(name, "the computation depends on the values of the input")
 
     def _is_traced(self, tensor: Tensor) -> bool:
@@ -281,6 +336,7 @@ class Recorder(DispatchMode):
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], written: Any
     ) -> Any:
         tensors = [a for a in tree_iter((args, kwargs)) if isinstance(a, Tensor)]
+        self._check_refused(tensors)
         for tensor in tensors:
             self._refresh(tensor, name)
         traced = list({id(a): a for a in tensors if self._is_traced(a)}.values())
@@ -534,6 +590,9 @@ class Recorder(DispatchMode):
         """Return the name for a call that bends: the activation's, or else the operation's."""
         return self._names.current or self._names.name((self._composites or [name])[0])
 
+
+# Of operations whose results, or the shapes of them, depend on values.
+_READING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 _MOVES_SAMPLES = "it moves or drops the batch axis"
 

@@ -1,0 +1,157 @@
+"""A network whose hooks and functions refer to it by a variable has the values of one without."""
+
+from functools import partial
+from types import MethodType
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+from nlbench.introspection.model_copy import double_copy, rebound_copy
+
+MEASURES = ["density", "absdev", "length-distortion", "nlc", "pathlength"]
+
+
+class Plain(nn.Module):
+    kept = None
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.act, self.last = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)
+        self.scale = nn.Parameter(torch.rand(8))
+
+    def features(self, h):
+        return h
+
+    def forward(self, x):
+        h = self.act(self.first(x))
+        return self.last((h + self.features(h)) * self.scale)
+
+
+class Keeping(Plain):
+    """Reads what a hook has written into its attributes."""
+
+    def features(self, h):
+        return self.kept
+
+
+def by_closure():
+    model = Keeping()
+    model.act.register_forward_hook(lambda module, args, output: setattr(model, "kept", output))
+    return model
+
+
+def by_list():
+    model = Keeping()
+    owners = [model]
+
+    def keep(module, args, output):
+        owners[0].kept = output
+
+    model.act.register_forward_hook(keep)
+    return model
+
+
+def by_nested_function():
+    model = Keeping()
+
+    def write(value):
+        model.kept = value
+
+    model.act.register_forward_hook(lambda module, args, output: write(output))
+    return model
+
+
+def by_partial():
+    model = Keeping()
+    model.act.register_forward_hook(partial(keep_in, model))
+    return model
+
+
+def keep_in(model, module, args, output):
+    model.kept = output
+
+
+NETWORK = None
+
+
+def by_global():
+    global NETWORK
+    NETWORK = Keeping()
+    NETWORK.act.register_forward_hook(keep_globally)
+    return NETWORK
+
+
+def keep_globally(module, args, output):
+    NETWORK.kept = output
+
+
+def by_method():
+    model = Keeping()
+
+    def forward(self, x):
+        model.kept = torch.relu(x)
+        return model.kept
+
+    model.act.forward = MethodType(forward, model.act)
+    return model
+
+
+def by_function():
+    model = Keeping()
+    first = model.first.forward
+
+    def forward(x):
+        h = first(x)
+        model.kept = h.relu()
+        return h
+
+    model.first.forward = forward
+    return model
+
+
+KINDS = [
+    by_closure, by_list, by_nested_function, by_partial, by_global, by_method, by_function,
+]  # fmt: skip
+
+
+def results(model):
+    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
+    settings = {"lines.number": 2}
+    run = nlbench.evaluate(model, x, MEASURES, settings=settings, errors="none")
+    return {record.measure.name: record.result for record in run.records}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return results(Plain())
+
+
+@pytest.mark.parametrize("is_run", [False, True], ids=["new", "run before"])
+@pytest.mark.parametrize("make", KINDS)
+def test_variables_of_hooks_change_no_number(plain, make, is_run):
+    model = make().eval()
+    if is_run:
+        model(torch.randn(1, 4))
+    for name, result in results(model).items():
+        assert result.status == "ok", (name, result.reason)
+        assert result.summary["value"] == pytest.approx(plain[name].summary["value"], rel=1e-6)
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_a_copy_leaves_the_original_alone(make):
+    model = make().eval()
+    twin = double_copy(model)
+    twin.scale.data.zero_()
+    assert twin(torch.ones(1, 4)).equal(twin.last.bias.double()[None])
+    assert model.kept is None
+
+
+def test_functions_that_share_a_variable_still_do():
+    model, kept = Plain(), {}
+    model.first.register_forward_hook(lambda module, args, output: kept.update(h=output))
+    model.act.register_forward_hook(lambda *_: kept["h"] * model.scale)
+    x = torch.ones(2, 4)
+    assert torch.equal(rebound_copy(model)(x), model(x))
