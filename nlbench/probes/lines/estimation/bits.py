@@ -31,8 +31,9 @@ def pack(flags: Tensor) -> Tensor:
         return torch.zeros(rows, 0, dtype=torch.int64, device=flags.device)
     if not flags.is_cuda:
         packed = np.packbits(flags.numpy(), axis=1, bitorder="little")
-        packed = np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8)))
-        return torch.from_numpy(packed).view(torch.int64)
+        words = np.zeros((rows, -(-units // 64)), dtype=np.int64)
+        words.view(np.uint8)[:, : packed.shape[1]] = packed
+        return torch.from_numpy(words)
     filled = functional.pad(flags, (0, -units % 64)) if units % 64 else flags.contiguous()
     octets = filled.view(torch.int64) * _GATHER
     return octets.bitwise_right_shift_(56).to(torch.uint8).view(torch.int64)

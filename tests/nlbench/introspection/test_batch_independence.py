@@ -1,0 +1,88 @@
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+from nlbench.introspection.batch_independence import CHANGES, DEPENDS_ON_BATCH, describe_dependence
+from nlbench.introspection.memory import MIN_LIMITED_SAMPLES, SampleLimit
+
+SAMPLES = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+
+
+class Counter:
+    """Squares its input, and records the sizes of batches."""
+
+    def __init__(self):
+        self.sizes = []
+
+    def __call__(self, x):
+        self.sizes.append(len(x))
+        return x.square()
+
+
+def test_few_samples_show_that_results_are_independent():
+    rows = Counter()
+    assert describe_dependence(rows, SAMPLES) == ""
+    assert rows.sizes == [4, 2, 2, 1, 1]
+
+
+def test_known_results_are_not_computed_again():
+    rows = Counter()
+    assert describe_dependence(rows, SAMPLES, SAMPLES.square()) == ""
+    assert rows.sizes == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize("samples", [SAMPLES[:1], SAMPLES[:2], SAMPLES[:1].expand(4, 3)])
+def test_one_or_equal_samples_are_independent(samples):
+    assert describe_dependence(torch.square, samples) == ""
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda x: x - x.mean(0),
+        lambda x: x - x[:1],
+        lambda x: x / len(x),
+        lambda x: x.cumsum(0),
+        lambda x: x if bool((x == SAMPLES[1]).any()) else 2 * x,
+    ],
+    ids=["mean", "first", "number", "sum", "exit"],
+)
+def test_dependence_on_the_batch_is_found(rows):
+    assert describe_dependence(rows, SAMPLES) == DEPENDS_ON_BATCH
+
+
+def test_small_noise_is_found():
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(x):
+        return x + 1e-3 * torch.randn(x.shape, generator=generator)
+
+    assert describe_dependence(rows, SAMPLES) == CHANGES
+
+
+@pytest.mark.parametrize(("offset", "reason"), [(0.0, ""), (1.0, DEPENDS_ON_BATCH)])
+def test_networks_without_single_samples_are_checked(offset, reason):
+    def rows(x):
+        if len(x) == 1:
+            raise RuntimeError("one sample is too few")
+        return x.square() - offset * x.mean(0)
+
+    assert describe_dependence(rows, SAMPLES) == reason
+
+
+def test_a_small_job_runs_few_samples_in_addition():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    sizes = []
+    handle = model.register_forward_hook(lambda module, args, output: sizes.append(len(output)))
+    nlbench.evaluate(model, torch.randn(64, 3), ["norm"])
+    handle.remove()
+    # Two of the samples are those of the copy in float64.
+    assert sorted(sizes) == [1, 1, 2, 2, 2, 4, 64]
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_only_batches_of_many_samples_are_limited_by_default(more):
+    batch = torch.zeros(MIN_LIMITED_SAMPLES + more, 2**14)
+    limit = SampleLimit({}, nn.Flatten(), "a forward pass", batch, None).limit
+    assert (limit is not None) == bool(more)
