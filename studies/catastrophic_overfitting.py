@@ -45,7 +45,7 @@ NAMES = {
     "affinity": "1 − affinity",
 }
 PUBLISHED = "highly non-linear locally, which is the main reason why FGSM training fails"
-SETTINGS = {
+SETTINGS: dict[str, float | str] = {
     "local-linearity.radius": ATTACK,
     "lines.paths": "pairs",
     "lines.number": 16,
@@ -76,7 +76,10 @@ class CatastrophicOverfitting(Study):
                     models[f"epsilon {epsilon:g}, seed {seed}, epoch {epoch}"] = model
                     trainings[id(model)] = {"epsilon": epsilon, "seed": seed, "epoch": epoch}
         images, labels = (side[:SAMPLES] for side in test)
-        measures = [*MEASURES, robustness_measure(images, labels, trainings)]
+        measures: list[str | type[Measure]] = [
+            *MEASURES,
+            robustness_measure(images, labels, trainings),
+        ]
         run = context.evaluate(
             models, images, measures, "run", settings=SETTINGS, name="perceptron"
         )
@@ -154,10 +157,12 @@ def train_with_fgsm(
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE)
     for epoch in range(1, EPOCHS + 1):
         size = epsilon * min(1.0, epoch / GROWING_EPOCHS)
-        for rows in torch.randperm(len(images), generator=generator).split(BATCH_SIZE):
+        order = torch.randperm(len(images), generator=generator)
+        for rows in torch.split(order, BATCH_SIZE):
             attacked = attack(model, images[rows], labels[rows], size, 1)
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(attacked), labels[rows]).backward()
+            loss = nn.functional.cross_entropy(model(attacked), labels[rows])
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         if epoch % INTERVAL == 0:
             yield epoch, copy.deepcopy(model)
