@@ -77,7 +77,7 @@ class CoreNetworks(Study):
         table = network_table(runs["run"])
         lengths = (
             table[table["mode"] != "reference"]
-            .groupby(["model", "noise", "omega"])
+            .groupby(["model", "mode", "noise", "omega"])
             .agg(
                 networks=("seed", "size"),
                 accuracy=("accuracy", "mean"),

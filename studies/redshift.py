@@ -168,8 +168,10 @@ def _images(seed: int, table: pd.DataFrame) -> Figure:
         spec = SubjectSpec(model, "init", "grid", seed, None, options=options)
         subject = load_subject(spec, torch.device("cpu"))
         with torch.no_grad():
-            values = subject.model(subject.inputs).reshape(GRID_SIDE, GRID_SIDE)
-        axes.imshow(np.asarray(values), cmap="gray")
+            values = np.asarray(subject.model(subject.inputs))
+        # Samples are drawn in random order.
+        pixels = values[np.lexsort(np.asarray(subject.inputs).T)].reshape(GRID_SIDE, GRID_SIDE)
+        axes.imshow(pixels, cmap="gray")
         axes.set_title(f"{panel[0]} {panel[1]}, {rows.here[panel]:.2f}", fontsize=9)
         axes.set(xticks=[], yticks=[])
     grid[0, 0].set_ylabel("original")

@@ -57,8 +57,9 @@ class Seeds(Study):
         trained = seeds_by_model(context, vgg8=9)
         drawn = {"vgg8": trained["vgg8"]}
         files = tuple(map(str, _vgg8_by_recipe(context)))
-        measures = ("affinity", *OTHERS)
-        recipes = Request(measures, ("vgg8",), (DATA,), files, samples=64 if context.quick else 0)
+        recipes = Request(
+            tuple(TABLE_3), ("vgg8",), (DATA,), files, samples=64 if context.quick else 0
+        )
         return {
             "run": measure_networks(context, trained, drawn=drawn),
             "recipes": context.run(recipes, "recipes"),
@@ -145,11 +146,10 @@ def _vgg8_by_recipe(context: Context) -> list[Path]:
 def _criteria(run: Run) -> pd.DataFrame:
     """Return each criterion over the networks, averaged over activations, and as published."""
     rows = []
-    for measure, statistic in {"affinity": "value", **OTHERS}.items():
-        table = site_scores(run, measure, statistic)
+    for measure, published in TABLE_3.items():
+        table = site_scores(run, measure, OTHERS.get(measure, "value"))
         means = table.groupby("weights").value.mean().dropna()
-        name = NAMES.get(measure, "affinity")
-        rows.append((name, TABLE_3.get(measure, ""), mean_and_spread(means), len(means)))
+        rows.append((NAMES.get(measure, measure), published, mean_and_spread(means), len(means)))
     return pd.DataFrame(rows, columns=["criterion", "published", "here", "networks"])
 
 

@@ -193,8 +193,9 @@ def rises_in_networks(curves: Sequence[ArrayLike]) -> Decision:
     if len(curves) < needed:
         return Decision(None, needed)
     trend = trend_test(curves)
-    p = {True: trend.p_rises, False: trend.p_falls}
-    return Decision(next((answer for answer in p if 2 * p[answer] < SIGNIFICANCE), None))
+    if 2 * trend.p_rises < SIGNIFICANCE:
+        return Decision(True)
+    return Decision(False if 2 * trend.p_falls < SIGNIFICANCE else None)
 
 
 def networks_ordered(lower: ArrayLike, higher: ArrayLike) -> Decision:

@@ -89,8 +89,8 @@ class Order:
     @property
     def _trend(self) -> str:
         if self.p_rises < SIGNIFICANCE:
-            test = stats.binomtest(self.recovered, self.seeds, alternative="greater")
-            return "recovers" if test.pvalue < SIGNIFICANCE else "sees"
+            p = stats.binom.sf(self.recovered - 1, self.seeds, 0.5)
+            return "recovers" if p < SIGNIFICANCE else "sees"
         return "inverts" if self.p_falls < SIGNIFICANCE else "can't tell"
 
     @property
