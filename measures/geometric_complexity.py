@@ -14,7 +14,7 @@ from nlbench.citation import Source
 from nlbench.errors import NotFinite
 from nlbench.introspection.memory import halve_on_oom, microbatch_sizes
 from nlbench.measure import MoreMeans
-from nlbench.options import Option, OptionValue
+from nlbench.options import Option
 
 from .statistics.sample_measure import SampleMeasure
 from .statistics.sample_seeds import sample_seeds
@@ -165,6 +165,7 @@ class GeometricComplexity(SampleMeasure):
     version: ClassVar[str] = "2"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"
+    scale: ClassVar[str] = "grows with the outputs"
     options: ClassVar[Mapping[str, Option]] = {
         "directions": Option(
             16,
@@ -186,11 +187,6 @@ class GeometricComplexity(SampleMeasure):
   year = {2022}
 }""",
     )
-
-    @classmethod
-    def scale_note(cls, options: Mapping[str, OptionValue]) -> str:
-        """Describe how the value depends on units."""
-        return "grows with the outputs"
 
     def terms(self, observation: FunctionBatch) -> tuple[Tensor, ...]:
         """Compute the norms of one batch."""

@@ -10,7 +10,6 @@ import torch
 
 from nlbench.citation import Source
 from nlbench.measure import MoreMeans, Value
-from nlbench.options import OptionValue
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 
 from .path_measure import PathMeasure, PathSums
@@ -87,6 +86,7 @@ class LengthDistortion(PathMeasure):
     name = "length-distortion"
     version: ClassVar[str] = "3"
     more_means: ClassVar[MoreMeans] = "neither"
+    scale: ClassVar[str] = "grows with the outputs"
     means = ("image", "length", "numerical_error")
     parts = ("site",)
     source = Source(
@@ -99,11 +99,6 @@ class LengthDistortion(PathMeasure):
   year = {2022}
 }""",
     )
-
-    @classmethod
-    def scale_note(cls, options: Mapping[str, OptionValue]) -> str:
-        """Describe how the value depends on units."""
-        return "grows with the outputs"
 
     def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> _PathImage:
         """Measure one segment and its image in the outputs."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nlbench.citation import Source
 from nlbench.measure import MoreMeans
-from nlbench.options import Option, OptionValue
+from nlbench.options import Option
 
 from .geometric_complexity import squared_jacobian_norms
 from .statistics.sample_measure import SampleMeasure
@@ -115,6 +115,7 @@ class Rugosity(SampleMeasure):
     name: ClassVar[str] = "rugosity"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "more nonlinear"
+    scale: ClassVar[str] = "grows with the outputs"
     options: ClassVar[Mapping[str, Option]] = {
         "distance": Option(
             0.1,
@@ -142,11 +143,6 @@ class Rugosity(SampleMeasure):
   year = {2019}
 }""",
     )
-
-    @classmethod
-    def scale_note(cls, options: Mapping[str, OptionValue]) -> str:
-        """Describe how the value depends on units."""
-        return "grows with the outputs"
 
     def terms(self, observation: FunctionBatch) -> tuple[Tensor, ...]:
         """Compare the Jacobians at one batch with those at its neighbours."""

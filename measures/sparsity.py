@@ -12,7 +12,6 @@ from torch import Tensor
 from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined
 from nlbench.measure import MoreMeans, PooledMeasure
-from nlbench.options import OptionValue
 
 from .papers import affinity_paper
 from .statistics.mean_change import ChangeAccumulator
@@ -146,6 +145,7 @@ class Sparsity(PooledMeasure):
     name: ClassVar[str] = "sparsity"
     bounds: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     more_means: ClassVar[MoreMeans] = "neither"
+    scale: ClassVar[str] = "depends on the units of activations"
     version: ClassVar[str] = "2"
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order")
     independent_sites: ClassVar[bool] = True
@@ -153,11 +153,6 @@ class Sparsity(PooledMeasure):
     unreduced: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {
         "share_near_zero": share_near_zero
     }
-
-    @classmethod
-    def scale_note(cls, options: Mapping[str, OptionValue]) -> str:
-        """Describe how the value depends on units."""
-        return "depends on the units of activations"
 
     def samples(self, observation: SiteBatch) -> tuple[Tensor, Tensor]:
         """Return the fractions for the unreduced tensors, one per sample."""

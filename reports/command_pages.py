@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from matplotlib.figure import Figure
 from .drawing import PAGE_WIDTH, in_page_colours, laid_out, to_svg
 from .environment import Table, check_suffix, render, write_text
 from .exports import to_csv
-from .fingerprint import LEVELS, Scale, level_name
+from .fingerprint import LEVELS, Scale
 from .panels import draw_curve
 from .text import number
 
@@ -43,10 +42,10 @@ def _page(similarity: Similarity) -> str:
         title=first if first == second else f"{first} and {second}",
         n=f"{similarity.n:,}",
         others=similarity.others,
-        rows=zip(
-            similarity.places, similarity.values.tolist(), similarity.errors.tolist(), strict=True
-        ),
-        level=partial(level_name, Scale(0.0, 1.0, False, 1)),
+        places=similarity.places,
+        values=similarity.values.tolist(),
+        errors=similarity.errors.tolist(),
+        level=Scale(0.0, 1.0, False, 1).level,
         levels=range(LEVELS),
     )
 

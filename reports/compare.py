@@ -243,9 +243,8 @@ class Comparison:
         is_signed = parts["bound"][0] in "+-"
         tested = []
         for d in matched:
-            where = (
-                f"{d.measure}@{d.place}, {d.subject}" if d.place else f"{d.measure}, {d.subject}"
-            )
+            name = f"{d.measure}@{d.place}" if d.place else d.measure
+            where = f"{name}, {d.subject}"
             if math.isnan(d.second.value) and math.isfinite(d.first.value):
                 yield f"{where}: no longer has a value: {d.note}"
             elif math.isfinite(d.change):
@@ -255,11 +254,10 @@ class Comparison:
                 tested.append((d, where, moved, replace(moved, value=size)))
         excesses = [oriented.excess(sign * bound) for *_, oriented in tested]
         clear = exceeding(excesses, [oriented.degrees for *_, oriented in tested])
-        for (d, where, moved, oriented), excess, is_clear in zip(
-            tested, excesses, clear, strict=True
-        ):
+        for index, (d, where, moved, oriented) in enumerate(tested):
+            excess = excesses[index]
             is_unknown = math.isnan(excess) and oriented.value > sign * bound
-            if is_unknown or (is_clear and excess > 0):
+            if is_unknown or (clear[index] and excess > 0):
                 text = d.estimate.text
                 if parts["percent"]:
                     text = f"{percentage(moved.value, moved.error)} ({text})"

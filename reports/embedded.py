@@ -23,7 +23,7 @@ from nlbench.serialization.files import read_text
 from nlbench.store.run_folder import COLUMNS
 
 from .estimates import change
-from .fingerprint import Scale, level_name
+from .fingerprint import Scale
 from .leaderboard import Row, Standing, family_of, sense_of
 from .population import colour_scale, reference_share
 from .tables import RELATIVE, Measures, NamedRun, Score, Scores, TableSubject
@@ -227,8 +227,8 @@ class PageData:
             "s": entry.status,
             "r": entry.reason,
             "value": _json_number(entry.value),
-            "low": _short(entry.low),
-            "high": _short(entry.high),
+            "low": _json_number(entry.low, 6),
+            "high": _json_number(entry.high, 6),
             "rank": entry.rank,
             "tied": entry.tied,
             "ranks": entry.ranks,
@@ -290,12 +290,14 @@ class PageData:
                 for name in columns
             },
             "f": [p.text if math.isfinite(p.value) else "" for p in places],
-            "h": [_short(p.interval[1] - p.value) if p.error >= 0 else None for p in places],
+            "h": [
+                _json_number(p.interval[1] - p.value, 6) if p.error >= 0 else None for p in places
+            ],
             "k": counts[0] if len(set(counts)) == 1 else counts,
         }
         colours = self.colours[measure]
         if colours is not None:
-            packed["l"] = "".join(level_name(colours, place.value) for place in places)
+            packed["l"] = "".join(colours.level(place.value) for place in places)
         if not any(kinds) and not is_mean:  # these have a table of all statistics
             rows = [[place.statistics.get(name) for name in columns] for place in places]
             packed["fs"] = [["" if v is None else number(v) for v in row] for row in rows]
@@ -366,15 +368,23 @@ def entry_texts(entry: Standing, decimals: int | None) -> tuple[str, str, str, s
     return number(entry.value, decimals), "exact" if entry.over == "exact" else "", "", spread
 
 
-def _short(value: float) -> float | str | None:
-    return float(f"{value:.6g}") if math.isfinite(value) else _json_number(value)
+def _json_number(value: float | None, digits: int = 17) -> float | str | None:
+    """Convert a number to JSON; represent non-finite ones by their JavaScript names."""
+    if value is None or math.isfinite(value):
+        return value if value is None or digits == 17 else float(f"{value:.{digits}g}")
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def _half(place: Score) -> float | str | None:
+    """Return half the width of an interval, or None if it is unknown."""
+    return _json_number(place.interval[1] - place.value, 6) if place.error >= 0 else None
 
 
 def _statistic(name: str, value: float | None) -> float | str | None:
     """Convert a statistic to JSON, an error with four digits."""
-    if name == "error" and value is not None and math.isfinite(value):
-        return float(f"{value:.4g}")
-    return _json_number(value)
+    return _json_number(value, 4 if name == "error" else 17)
 
 
 def _statistics_texts(score: Score) -> dict[str, Any]:
@@ -393,15 +403,6 @@ def _statistics_texts(score: Score) -> dict[str, Any]:
     ]
     packed: dict[str, Any] = {"o": ", ".join(others)} if others else {}
     return {**packed, "parts": texts} if texts else packed
-
-
-def _json_number(value: float | None) -> float | str | None:
-    """Convert a number to JSON; represent non-finite ones by their JavaScript names."""
-    if value is None or math.isfinite(value):
-        return value
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
 
 
 def numbered(names: Collection[str]) -> set[str]:

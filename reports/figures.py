@@ -24,7 +24,6 @@ from nlbench.errors import RequestError, nearest
 from .compare import Difference, compare_runs, difference_of, mark_significant
 from .drawing import PAGE_WIDTH, NotebookFigure, in_page_colours, laid_out, to_svg
 from .embedded import compressed
-from .fingerprint import strip
 from .leaderboard import Row, compared_measures, leaderboard, sense_of
 from .panels import (
     MAX_SERIES,
@@ -432,6 +431,6 @@ def comparison_panel(
         titles = [
             f"{n}, {range_noun(info)} {range_text(v)}" for n, v in zip(names, sides, strict=True)
         ]
-        panel["strips"] = [strip(v, scale, title=t) for v, t in zip(sides, titles, strict=True)]
+        panel["strips"] = [(v, scale, t) for v, t in zip(sides, titles, strict=True)]
         panel["legend"] = scale.legend()
     return panel

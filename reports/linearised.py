@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -89,10 +89,10 @@ def tradeoffs(runs: Sequence[NamedRun]) -> list[Tradeoff]:
     """Describe the families in all runs of ``nlbench linearize``."""
     shown = []
     for label, family in linearised_networks(runs).groupby("label", sort=False):
-        groups = {
-            mode: [(float(omega), group) for omega, group in members.groupby("omega")]
-            for mode, members in family.groupby("mode")
-        }
+        groups: dict[str, list[tuple[float, pd.DataFrame]]] = {}
+        for key, group in family.groupby(["mode", "omega"]):
+            mode, omega = cast("tuple[str, float]", key)
+            groups.setdefault(mode, []).append((float(omega), group))
         if not groups.keys() & MODES.keys():
             continue
         reference = [a for _, group in groups.get("reference", ()) for a in group["accuracy"]]

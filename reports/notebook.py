@@ -13,7 +13,6 @@ from nlbench.errors import RequestError, nearest
 from .agreement import agreement, agreement_frame
 from .environment import render
 from .figures import check_measure_name, site_measure
-from .fingerprint import strip
 from .leaderboard import leaderboard, leaderboard_frame
 from .panels import RAMP
 from .population import colour_scale, reference_share
@@ -106,16 +105,14 @@ def _run_html(run: Any) -> str:
         name = ""
     places = [place.value for row in rows if name for place in row.entries[name].places]
     scale = colour_scale(name, measures.get(name, {}), places)
-    strips = []
-    for row in rows[:_MAX_ROWS] if scale else []:
-        values = [place.value for place in row.entries[name].places]
-        strips.append(strip(values, scale, title=row.label, colours=RAMP))
     more = len(rows) - _MAX_ROWS
     return render(
         "notebook.html.j2",
         head=["network", *([f"fingerprint ({name})"] if scale else []), *scores.measures],
         rows=rows[:_MAX_ROWS],
-        strips=strips,
+        measure=name,
+        scale=scale,
+        ramp=RAMP,
         is_ranked=len(rows) > 1,
         note=f"and {more} more: run.leaderboard()" if more > 0 else "",
     )

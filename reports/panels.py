@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nlbench.errors import RequestError, one_line
 
-from .fingerprint import Scale, level_of
+from .fingerprint import Scale
 from .tables import Score
 from .text import count
 
@@ -200,8 +199,8 @@ def draw_strips(axes: Axes, strips: Sequence[tuple[str, Score]], scale: Scale) -
         gap = _GAP * width if len(cell.places) <= MAX_NAMES else 0.0
         boxes: dict[int, list[Path]] = {}
         for site, place in enumerate(cell.places):
-            position = scale.position(place.value)
-            level = -1 if math.isnan(position) else level_of(position)
+            name = scale.level(place.value)
+            level = -1 if name == "x" else int(name)
             box = np.asarray(Path.unit_rectangle().vertices) * (width - gap, _STRIP_HEIGHT)
             corner = (site * width + gap / 2, row - _STRIP_HEIGHT / 2)
             boxes.setdefault(level, []).append(Path(box + corner, Path.unit_rectangle().codes))

@@ -84,11 +84,11 @@ def colour_scale(measure: str, info: Mapping[str, Any], values: Iterable[float])
     if fitted is None:
         return None
     if population is not None:
-        ends = [float(population.values.min()), float(population.values.max())]
+        low, high = float(population.values.min()), float(population.values.max())
         if math.isfinite(population.affine):
-            ends[0 if sense > 0 else 1] = population.affine
+            low, high = (population.affine, high) if sense > 0 else (low, population.affine)
         source = f"range of {len(population.values)} reference networks"
-        return Scale(*ends, False, sense, source, is_cut=True)
+        return Scale(low, high, False, sense, source, is_cut=True)
     least, greatest = info.get("bounds") or (None, None)
     if least is not None and greatest is not None and math.isfinite(greatest - least):
         return Scale(float(least), float(greatest), False, sense, "bounds of the measure")

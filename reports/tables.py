@@ -286,7 +286,7 @@ class Scores:
         Records of each run, by the run's name; empty if there is only one.
     measures : iterable of str
         Names in the desired order; other measures in the records follow. The measures in
-        `RELATIVE` are followed by their base; see `nlbench.reports.relative`.
+        `RELATIVE` are followed by their base.
 
     Raises
     ------

@@ -7,13 +7,11 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
 from nlbench.citation import manifest_bibtex
 
 from .agreement import Correlation
 from .embedded import PageData
-from .fingerprint import Scale, level_of, strip
+from .fingerprint import Scale
 from .leaderboard import Row, is_training, sense_of, sort_measure
 from .population import population_of
 from .remarks import remarks_of
@@ -22,7 +20,7 @@ from .text import number, range_text, short_decimals
 
 _WIDTH = 300.0
 _MARGIN = 12.0
-_FIRST_DARK_LEVEL = 6
+_DARK_LEVELS = "6789"
 _MAX_DRAWN_PLACES = 60
 
 
@@ -31,15 +29,13 @@ def strip_fields(cell: Score, colours: Scale | None) -> list[dict[str, Any]]:
     decimals = short_decimals(cell.place_values)
     fields = []
     for place in cell.places:
-        level = -1
-        if colours is not None and math.isfinite(place.value):
-            level = level_of(colours.position(place.value))
+        level = "x" if colours is None else colours.level(place.value)
         fields.append(
             {
                 "label": ".".join(place.name.split(".")[-2:]),
-                "text": number(place.value, decimals) if level >= 0 else place.status,
-                "level": "qx" if level < 0 else f"q{level}",
-                "dark": level >= _FIRST_DARK_LEVEL,
+                "text": place.status if level == "x" else number(place.value, decimals),
+                "level": f"q{level}",
+                "dark": level in _DARK_LEVELS,
                 "remark": place.reason or f"{place.name}: {place.text}",
             }
         )
@@ -150,9 +146,7 @@ def board_view(
         "groups": [list(g) for _, g in itertools.groupby(packed, key=lambda m: m["probe"])],
         "sorted_by": None if is_training(rows) else sort_measure(measures, names),
         "details": [_details(row, differing) for row in rows],
-        "strips": [_strip(row, data, fingerprint["name"], content) for row in rows]
-        if fingerprint
-        else [],
+        "strips": [_strip(row, data, fingerprint, content) for row in rows],
         "strip": fingerprint,
         "kinds": content["kindOrder"],
         "has_errors": any(entry.error > 0 for entry in entries),
@@ -176,20 +170,25 @@ def _details(row: Row, differing: Collection[str]) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _strip(row: Row, data: PageData, measure: str, content: Mapping[str, Any]) -> Markup:
-    """Draw the strip of a row.
+def _strip(
+    row: Row, data: PageData, measure: Mapping[str, Any] | None, content: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Return the values, scale, title and activation functions of a row's strip.
 
-    If there are too many places, the page omits it.
+    There are none if the page omits the places, since there are too many.
     """
-    entry = row.entries[measure]
-    colours = data.colours[measure]
-    if not entry.places or colours is None or not data.has_places(row):
-        return Markup("")
+    if measure is None or not data.has_places(row):
+        return ()
+    name = measure["name"]
+    entry = row.entries[name]
+    colours = data.colours[name]
+    if not entry.places or colours is None:
+        return ()
     order = {kind: min(4, index) for index, kind in enumerate(content["kindOrder"])}
     kinds = [order.get(kind, 0) for kind in data.kinds(row.subjects[0], entry)]
     values = [place.value for place in entry.places]
-    title = f"{measure} from input to output: {range_text(values) or 'no value'}"
-    return strip(values, colours, kinds, title=title)
+    title = f"{name} from input to output: {range_text(values) or 'no value'}"
+    return values, colours, title, kinds
 
 
 def _marks(rows: Sequence[Row], measure: str, sense: int) -> list[str]:

@@ -63,6 +63,9 @@ class Measure(ABC):
         changes only the state of the observed site and draws no random numbers. The batches of a
         site arrive in order, one at a time; the first arrives while no other thread is updating.
         Not inherited: every class has to declare it.
+    scale : str
+        How the value depends on units, such as ``grows with the logits``; empty if it doesn't. See
+        `scale_note` for a measure where this depends on an option.
     exact : bool
         True if the value doesn't depend on samples or paths, so that it has no sampling error;
         see `exact_of` for a measure where this depends on an option.
@@ -95,6 +98,7 @@ class Measure(ABC):
     invariant_to: ClassVar[tuple[str, ...]] = ()
     unreduced: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
     independent_sites: ClassVar[bool] = False
+    scale: ClassVar[str] = ""
     exact: ClassVar[bool] = False
     replicated: bool = False
     memory: int | None = None
@@ -120,11 +124,8 @@ class Measure(ABC):
 
     @classmethod
     def scale_note(cls, options: Mapping[str, OptionValue]) -> str:
-        """Describe how the value depends on units, such as ``grows with the logits``.
-
-        By default empty: the value has no units. Reports print the note with the value.
-        """
-        return ""
+        """Return `scale` for resolved options, which reports print with the value."""
+        return cls.scale
 
     @classmethod
     def exact_of(cls, options: Mapping[str, OptionValue]) -> bool:

@@ -259,7 +259,7 @@ function describe(row, measure) {
   const entry = ROWS[row].cells[measure], m = M[measure];
   if (entry.s !== "ok") return `${m.name}, ${ROWS[row].label}: ${entry.s}: ${entry.r}`;
   const parts = [`${m.name} ${valueText(entry)}${m.scale ? `, ${m.scale}` : ""}`];
-  if (entry.interval) parts.push(`${Math.round(100 * D.confidence)} % interval ${entry.interval}`);
+  if (entry.interval) parts.push(`${D.confidence} % interval ${entry.interval}`);
   if (entry.over && entry.over !== "exact") parts.push("± over " + entry.over);
   if (entry.range) parts.push("range " + entry.range);
   if (entry.best !== null) parts.push(`${entry.rank - 1} clearly more nonlinear; rank between ${entry.best} and ${entry.worst} of ${ROWS.filter(r => r.cells[measure].rank !== null).length}`);
@@ -869,7 +869,7 @@ function drawSubject() {
   const filled = numbers[0].map((_, k) => numbers.some(cells => cells[k].textContent));
   const known = Object.entries(D.statistics).filter(([name]) => numbers.some(cells => cells[5].textContent.split(/[ ,]+/).includes(name)));
   const legend = known.length ? h("dl", {class: "note"}, known.flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])) : null;
-  parts.push(section("All numbers", h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["measure", "value", `${Math.round(100 * D.confidence)} % interval`, "range", "rank", "other statistics", "n", "own time", "shared pass"].map((text, i) => (filled[i] ? h("th", {scope: "col", class: i && i !== 5 ? "number" : null}, text) : null)))), h("tbody", {}, numbers.map(cells => h("tr", {}, cells.filter((_, i) => filled[i])))))), legend));
+  parts.push(section("All numbers", h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["measure", "value", `${D.confidence} % interval`, "range", "rank", "other statistics", "n", "own time", "shared pass"].map((text, i) => (filled[i] ? h("th", {scope: "col", class: i && i !== 5 ? "number" : null}, text) : null)))), h("tbody", {}, numbers.map(cells => h("tr", {}, cells.filter((_, i) => filled[i])))))), legend));
   const measure = measureIndex(state.strip);
   if (measure >= 0 && places(cellOf(subject, measure)).length) {
     const drawn = whole >= 0 ? rowCell(row, measure) : cellOf(subject, measure);
