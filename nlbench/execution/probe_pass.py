@@ -339,7 +339,7 @@ def _dependence(
             dependence = check_memory(rows, pair)
             if dependence or not compares_batches:
                 return dependence
-            return describe_dependence(lambda x: rows(x.clone()), samples, len(samples), 2)
+            return describe_dependence(lambda x: rows(x.clone()), samples, compared=2)
     except RemembersOutputs:
         raise
     except Exception:
