@@ -7,9 +7,15 @@ from dataclasses import dataclass
 
 from nlbench import registry
 from nlbench.measure import Result, Status
-from nlbench.store.consistency import Decisions, decisions_of
 from nlbench.store.manifest import now
-from nlbench.store.record import Record, RecordedMachine, RecordedMeasure, RecordedProbe
+from nlbench.store.record import (
+    Decisions,
+    Record,
+    RecordedMachine,
+    RecordedMeasure,
+    RecordedProbe,
+    decisions_of,
+)
 from nlbench.subjects.data import dataset_info
 from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.spec import SubjectSpec

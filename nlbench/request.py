@@ -6,7 +6,6 @@ in a configuration file and the arguments from Python.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -254,6 +253,8 @@ def read_config(path: Path) -> dict[str, Any]:
     nlbench.RequestError
         If the file can't be read, or a key or a value is invalid.
     """
+    import tomllib
+
     text = read_text(path, MAX_BYTES).removeprefix("\ufeff")
     try:
         content = tomllib.loads(text)

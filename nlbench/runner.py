@@ -29,9 +29,14 @@ from nlbench.plan import make_plan
 from nlbench.progress import Progress, ProgressMonitor
 from nlbench.request import ExecutionOptions, Request, write_request
 from nlbench.signals import check_interruption, interruptible
-from nlbench.store.consistency import changed_sources, changed_subject, recorded_facts
 from nlbench.store.manifest import make_manifest
-from nlbench.store.record import Record, RecordedMachine
+from nlbench.store.record import (
+    Record,
+    RecordedMachine,
+    changed_sources,
+    changed_subject,
+    recorded_facts,
+)
 from nlbench.store.run import Run
 from nlbench.store.run_folder import RunFolder
 

@@ -29,9 +29,14 @@ from nlbench.plugin_loading import load_measure
 from nlbench.probes import Resources
 from nlbench.progress import ProgressMonitor
 from nlbench.signals import raise_interruption
-from nlbench.store.consistency import changed_subject
 from nlbench.store.manifest import now
-from nlbench.store.record import Record, RecordedMachine, RecordedMeasure, reading_problem
+from nlbench.store.record import (
+    Record,
+    RecordedMachine,
+    RecordedMeasure,
+    changed_subject,
+    reading_problem,
+)
 from nlbench.subjects.load import load_subject
 from nlbench.subjects.subject import Subject
 

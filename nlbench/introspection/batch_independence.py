@@ -39,7 +39,7 @@ def equal_but_for_rounding(values: Tensor, expected: Tensor, tolerance: Tensor) 
 def describe_dependence(
     rows: Callable[[Tensor], Tensor],
     samples: Tensor,
-    limit: int,
+    limit: int | None = None,
     compared: int = MAX_COMPARED_SAMPLES,
 ) -> str:
     """Describe why results are no function of their own sample; return "" if they are.
@@ -53,7 +53,7 @@ def describe_dependence(
     rows : callable
         Maps samples (m, ...) to their results (m, k).
     samples : tensor of shape (n, ...)
-    limit : int
+    limit : int, optional
         Maximum number of samples per run.
     compared : int
         Maximum number of samples to run with a copy.
@@ -61,7 +61,7 @@ def describe_dependence(
     Examples
     --------
     >>> x = torch.arange(3.0)[:, None]
-    >>> describe_dependence(torch.square, x, 3), describe_dependence(lambda x: x - x.mean(), x, 3)
+    >>> describe_dependence(torch.square, x), describe_dependence(lambda x: x - x.mean(), x)
     ('', "a sample's results depend on the other samples of its batch")
     """
     if not len(samples):
@@ -71,10 +71,13 @@ def describe_dependence(
         parts = torch.split(samples, size)
         return [torch.cat([rows(part) for part in parts]) for _ in range(2)]
 
-    (together, again), limit = halve_on_oom(attempt, min(limit, len(samples)), samples.device)
+    first = len(samples) if limit is None else min(limit, len(samples))
+    (together, again), size = halve_on_oom(attempt, first, samples.device)
     if together.shape != again.shape or not _close(again, together, PAIR_TOLERANCE_EPS):
         return CHANGES
-    for index in range(0, len(samples), -(-len(samples) // compared)) if limit > 1 else ():
+    if limit is not None and size < 2:
+        return ""
+    for index in range(0, len(samples), -(-len(samples) // compared)):
         twins = rows(samples[[index, index]])
         expected = together[index : index + 1].expand_as(twins)
         if not _close(twins, expected, GROUP_TOLERANCE_EPS):
@@ -115,7 +118,7 @@ def describe_outputs(rows: Callable[[Tensor], Tensor], samples: Tensor, together
     again = rows(samples.clone())
     if together.shape != again.shape or not _close(again, together, PAIR_TOLERANCE_EPS):
         return CHANGES
-    return describe_dependence(lambda samples: rows(samples.clone()), samples, len(samples), 2)
+    return describe_dependence(lambda samples: rows(samples.clone()), samples, compared=2)
 
 
 def _agree_in_small_batches(

@@ -1,5 +1,5 @@
 """Records of cells, and run folders.
 
-`run_folder` determines where records are stored, `table` builds the tidy table of all records,
-`run` is the user interface, and `consistency` rejects records made with different settings.
+`record` has the record of a cell and the decisions that determined it, `run_folder` determines
+where records are stored and builds their tidy table, and `run` is the user interface.
 """

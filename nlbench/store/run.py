@@ -13,9 +13,8 @@ from nlbench.errors import RequestError
 from nlbench.measure import Result
 from nlbench.reporting import load_reports
 
-from .consistency import changed_keys, decisions_of, difference_text
 from .manifest import Manifest, now
-from .record import Record
+from .record import Record, changed_keys, decisions_of, difference_text
 from .run_folder import RunFolder, tidy_table
 
 if TYPE_CHECKING:

@@ -25,16 +25,18 @@ from nlbench.serialization.files import is_part, make_folder, read_text, spreads
 from nlbench.signals import uninterrupted
 from nlbench.subjects.facts import SubjectFacts
 
-from .consistency import (
+from .locked_folder import LockedFolder
+from .manifest import Manifest, RunCall, now
+from .record import (
+    MAX_RECORD_BYTES,
     Decisions,
+    Record,
     changed_keys,
     changed_sources,
     decisions_of,
     difference_text,
+    is_plain_name,
 )
-from .locked_folder import LockedFolder
-from .manifest import Manifest, RunCall, now
-from .record import MAX_RECORD_BYTES, Record, is_plain_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,7 +124,7 @@ class RunFolder(LockedFolder):
     def open(self, decisions: Decisions | None = None) -> Iterator[None]:
         """Create the folder or read its run, and lock it against other writers.
 
-        `decisions` are the decisions of the cells to add; see `nlbench.store.consistency`.
+        `decisions` are the decisions of the cells to add; see `nlbench.store.record`.
         """
         self.holds_a_run()
         with self.locked():

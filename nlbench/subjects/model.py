@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
 from nlbench.citation import Source
 from nlbench.errors import NlbenchError, RequestError, nearest, shorten
 from nlbench.options import Option, Options, OptionValue
 
-from .data import Preprocessing
+from .data import Builder, Preprocessing
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ ANY_DATA = "*"
 """Key for a checkpoint that doesn't depend on the dataset."""
 
 DEFAULT_DATA = "digits"
-
-Builder = TypeVar("Builder", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,14 @@
 """The registry of everything known about PyTorch's operations, for all probes.
 
 `registry` holds an `Operation` for each of them, with a single name, and registers rules and facts,
-`table` has the facts about PyTorch's own operations, `registration` has `nlbench.register_op`, and
-`listing` generates ``nlbench list ops`` and ``docs/operations.md``.
+`table` has the facts about PyTorch's own operations, and `listing` generates ``nlbench list ops``
+and ``docs/operations.md``.
 
 Rules are registered by decorators: for points on a segment in `nlbench.probes.lines.rules`, for
 channels in `nlbench.probes.graph.rules` and for axes in `nlbench.introspection.axis_rules`.
 Everything else is a fact in `table`.
 """
 
-from .registration import register_op
 from .registry import (
     Operation,
     activation,
@@ -25,6 +24,7 @@ from .registry import (
     not_affine,
     operation,
     qualified_name,
+    register_op,
     registered,
 )
 

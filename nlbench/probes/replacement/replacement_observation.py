@@ -137,7 +137,7 @@ class _RangeCounter:
         return values
 
 
-Batch = tuple[Tensor, Tensor | None]
+LabelledBatch = tuple[Tensor, Tensor | None]
 """Inputs and their labels, if any."""
 
 
@@ -259,7 +259,7 @@ def _find_places(
 
 def _halves(
     samples: Subject, size: int, parity: int, device: torch.device, step: OnStep
-) -> Iterator[Batch]:
+) -> Iterator[LabelledBatch]:
     """Yield the samples with even or odd indices, in batches."""
     position = 0
     for inputs, labels in samples.repeatable(size):
@@ -270,7 +270,7 @@ def _halves(
         step()
 
 
-def _first(batches: Iterator[Batch], count: int | None) -> Iterator[Batch]:
+def _first(batches: Iterator[LabelledBatch], count: int | None) -> Iterator[LabelledBatch]:
     """Yield batches with a total of at most `count` samples, but exhaust the iterator."""
     for inputs, labels in batches:
         taken = slice(count)
@@ -280,7 +280,7 @@ def _first(batches: Iterator[Batch], count: int | None) -> Iterator[Batch]:
             yield inputs[taken], None if labels is None else labels[taken]
 
 
-def _split(batches: Iterable[Batch], limit: int) -> Iterator[Batch]:
+def _split(batches: Iterable[LabelledBatch], limit: int) -> Iterator[LabelledBatch]:
     for inputs, labels in batches:
         sizes = microbatch_sizes(len(inputs), min(limit, len(inputs)))
         parts = torch.split(inputs, sizes)
@@ -313,7 +313,7 @@ def _observe_maps(
     prefix: SharedPrefix,
     maps: Sequence[tuple[ReplaceableCall, str, Replacement]],
     primary: str,
-    batch: Batch,
+    batch: LabelledBatch,
     index: int,
 ) -> Iterator[ReplacedOutputs]:
     """Yield the outputs for a batch with each map replacing its place."""

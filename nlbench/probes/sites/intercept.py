@@ -31,7 +31,7 @@ from nlbench.introspection.module_stack import (
 )
 
 from .modules import ModulePlace, find_places
-from .reduce import Function, Side, capture
+from .reduce import Side, UnreducedFunction, capture
 from .roles import GateRoles, GateTracker, LogitRoles, RoleTracker, UnseenActivations
 from .rows import FoldedRows, PositionSelector
 from .sites_probe import RowPolicy
@@ -61,7 +61,7 @@ class CapturePolicy:
     """
 
     reduction: str = "spatial"
-    functions: Mapping[str, Function] = field(default_factory=dict)
+    functions: Mapping[str, UnreducedFunction] = field(default_factory=dict)
     attention: bool = False
     selects: Callable[[str, str | None], bool] = lambda name, kind: True
     positions: PositionSelector = field(default_factory=lambda: PositionSelector(RowPolicy()))

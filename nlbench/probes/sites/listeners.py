@@ -26,7 +26,7 @@ from nlbench.probes import Listener, ProbeFacts, ProbeOptions, ProbePass
 from nlbench.probes.probe import NothingObserved
 
 from .intercept import GATED_UNITS
-from .reduce import Function
+from .reduce import UnreducedFunction
 from .rows import draw_rows
 from .site import SharedBatch, Site, SiteBatch, UnreducedResults
 from .sites_observation import channel_note, observe_sites
@@ -412,12 +412,12 @@ def _abbreviate(names: Sequence[str], limit: int = 6) -> str:
 
 def _declared_functions(
     listeners: Sequence[Listener],
-) -> tuple[Mapping[str, Function], Sequence[Mapping[str, str]]]:
+) -> tuple[Mapping[str, UnreducedFunction], Sequence[Mapping[str, str]]]:
     """Collect the functions that the measures declare in ``unreduced``, without duplicates."""
-    key_of: dict[Function, str] = {}
+    key_of: dict[UnreducedFunction, str] = {}
     keys = []
     for listener in listeners:
-        declared: Mapping[str, Function] = getattr(listener, "unreduced", {})
+        declared: Mapping[str, UnreducedFunction] = getattr(listener, "unreduced", {})
         keys.append({name: key_of.setdefault(f, str(len(key_of))) for name, f in declared.items()})
     return {key: function for function, key in key_of.items()}, keys
 

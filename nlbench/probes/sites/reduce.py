@@ -68,7 +68,7 @@ def reduce_site(tensor: Tensor, axis: int, reduction: str = "spatial") -> Tensor
     return reduced.clone() if same_memory else reduced
 
 
-Function = Callable[[Tensor], Tensor]
+UnreducedFunction = Callable[[Tensor], Tensor]
 
 # Maximum size in bytes of the part of an activation that a function is applied to at once. It keeps
 # intermediate results small, and in the cache of a CPU.
@@ -103,7 +103,7 @@ def capture(
     tensor: Tensor,
     axis: int,
     reduction: str,
-    functions: Mapping[str, Function],
+    functions: Mapping[str, UnreducedFunction],
     positions: PositionSelector | None = None,
 ) -> Side:
     """Reduce an activation's tensor, and apply functions to the unreduced tensor.
@@ -164,7 +164,7 @@ def _capture_positions(
     tensor: Tensor,
     axis: int,
     reduction: str,
-    functions: Mapping[str, Function],
+    functions: Mapping[str, UnreducedFunction],
     selected: SelectedPositions,
 ) -> Side:
     """Reduce the selected positions of a tensor, and apply functions to them."""
@@ -188,7 +188,7 @@ def _capture_positions(
     return Side(reduced, numbers, selected.owners, _rounding(tensor, means))
 
 
-def _apply_at(function: Function, rows: Tensor, valid: Tensor) -> Tensor | Exception:
+def _apply_at(function: UnreducedFunction, rows: Tensor, valid: Tensor) -> Tensor | Exception:
     """Apply a measure's function to rows (n, p, d) at the valid positions (n, p) of each sample."""
     patterns, pattern_of = torch.unique(valid, dim=0, return_inverse=True)
     results: list[tuple[Tensor, Tensor]] = []
@@ -209,7 +209,7 @@ def _chunks(tensor: Tensor) -> Sequence[Tensor]:
     return (tensor,) if size >= len(tensor) else torch.split(tensor, size)
 
 
-def _apply(function: Function, tensor: Tensor) -> Tensor | Exception:
+def _apply(function: UnreducedFunction, tensor: Tensor) -> Tensor | Exception:
     """Apply a measure's function; return any error, so that only this measure is affected."""
     try:
         numbers = function(tensor)

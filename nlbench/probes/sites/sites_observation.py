@@ -29,7 +29,7 @@ from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.introspection.wrappers import through_wrappers
 
 from .intercept import CallInterceptor, CapturePolicy, ModuleInterceptor, SiteCall
-from .reduce import Function, Side, join
+from .reduce import Side, UnreducedFunction, join
 from .rows import FoldedRows, PositionSelector, UnknownRowOrder
 from .site import Site, SiteBatch, UnreducedResults
 from .sites_probe import Picker, RowPolicy, Selection
@@ -171,7 +171,7 @@ def probe_folded_rows(
 
 
 def _whole_means(
-    policy: CapturePolicy, functions: Mapping[str, Function], folded: FoldedRows | None
+    policy: CapturePolicy, functions: Mapping[str, UnreducedFunction], folded: FoldedRows | None
 ) -> CapturePolicy:
     """Return a policy for the same calls, with the mean over all positions of a sample."""
     positions = PositionSelector(RowPolicy())
@@ -200,7 +200,7 @@ def observe_sites(
     reduction: str = "spatial",
     select: str = "*",
     attention: bool = False,
-    functions: Mapping[str, Function] | None = None,
+    functions: Mapping[str, UnreducedFunction] | None = None,
     memory: int | None = None,
     feasible_sizes: FeasibleSizes | None = None,
     on_unseen: Callable[[str], None] = lambda description: None,

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 import nlbench
+from nlbench.probes.sites import listeners
 from nlbench.probes.sites.listeners import unresolved_sites
 
 MEASURES = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
@@ -83,7 +84,7 @@ def test_random_networks_are_not_compared():
 
 
 def test_networks_that_fill_the_memory_are_not_copied(monkeypatch):
-    monkeypatch.setattr(float64, "available_memory", lambda device: 100)
+    monkeypatch.setattr(listeners, "available_memory", lambda device: 100)
     run = nlbench.evaluate(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), normal(64, 8), ["norm"])
     reason = run.records[0].probe.facts["not_compared_with_float64"]
     assert reason == "too little memory for a copy of the model"
