@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +55,15 @@ def dataset_folder(name: str, folder: str) -> Path:
     return Path(os.path.expanduser(root), name)  # noqa: PTH111
 
 
-def _fingerprint_of(name: str) -> Callable[..., str]:
-    def fingerprint(folder: str = "", **_: Any) -> str:
-        root = _existing(name, folder)
-        paths = [root, *sorted(p for p in root.glob("*") if p.is_dir())]
-        paths += [
-            inner for p in paths[1:] if p.name in ("train", *VALIDATION) for inner in p.glob("*")
-        ]
-        # A folder's modification time changes when a file in it is added, removed or renamed.
-        return " ".join(f"{p.name}:{p.stat().st_mtime_ns}" for p in sorted(paths) if p.is_dir())
-
-    return fingerprint
+def _fingerprint(name: str, folder: str = "", **_: Any) -> str:
+    root = _existing(name, folder)
+    paths = [root, *sorted(p for p in root.glob("*") if p.is_dir())]
+    paths += [inner for p in paths[1:] if p.name in ("train", *VALIDATION) for inner in p.glob("*")]
+    # A folder's modification time changes when a file in it is added, removed or renamed.
+    return " ".join(f"{p.name}:{p.stat().st_mtime_ns}" for p in sorted(paths) if p.is_dir())
 
 
-@dataset(options={"folder": FOLDER, "size": SIZE}, fingerprint=_fingerprint_of("imagenet"))
+@dataset(options={"folder": FOLDER, "size": SIZE}, fingerprint=partial(_fingerprint, "imagenet"))
 def imagenet(folder: str = "", size: int = 0) -> Dataset:
     """ImageNet-1K: photographs of 1,000 classes, with a folder per class.
 
@@ -109,11 +105,11 @@ def imagenet(folder: str = "", size: int = 0) -> Dataset:
 
     return _make_dataset(
         "imagenet",
-        train=lambda: find("train"),
-        test=lambda: find("val"),
-        classes=1000,
-        size=size,
-        note="labels by the order of the classes' folders",
+        partial(find, "train"),
+        partial(find, "val"),
+        size,
+        1000,
+        "labels by the order of the classes' folders",
         source=Source(
             "O. Russakovsky et al. ImageNet Large Scale Visual Recognition Challenge. "
             "International Journal of Computer Vision, 2015."
@@ -134,7 +130,7 @@ def imagenet(folder: str = "", size: int = 0) -> Dataset:
         "channels": CHANNELS,
         "exif": EXIF,
     },
-    fingerprint=_fingerprint_of("images"),
+    fingerprint=partial(_fingerprint, "images"),
 )
 def images(
     folder: str = "", size: int = 0, classes: int = 0, channels: int = 3, exif: bool = False
@@ -184,45 +180,43 @@ def image_folder(
     train, test = _splits(root)
     class_folders = _class_folders(test)
     note = f"test split: {test.name}, training split: train"
+    find_test = partial(_image_files, test)
     return _make_dataset(
         name,
+        partial(_image_files, train),
+        find_test,
+        size,
+        classes or len(class_folders) or 1000,
+        note if train != test else "both splits are all images",
         channels=channels,
         exif=exif,
-        train=lambda: _image_files(train),
-        test=lambda: _image_files(test),
-        classes=classes or len(class_folders) or 1000,
-        size=size,
-        side=None if size else _common_side(lambda: _image_files(test)),
-        note=note if train != test else "both splits are all images",
-        source=Source(""),
+        side=None if size else _common_side(find_test),
         labelled=bool(class_folders) and classes in (0, len(class_folders)),
     )
 
 
 def _make_dataset(
     name: str,
-    *,
     train: Callable[[], LabelledFiles],
     test: Callable[[], LabelledFiles],
-    classes: int,
     size: int,
+    classes: int,
     note: str,
-    source: Source,
-    labelled: bool = True,
+    *,
     channels: int = 3,
     exif: bool = False,
     side: int | None = None,
+    **declared: Any,
 ) -> Dataset:
     from .items import ImageFiles
 
     def with_preprocessing(steps: Preprocessing) -> Dataset:
         if size and size != steps.crop:
             steps = replace(steps, crop=size, resize=round(steps.resize * size / steps.crop))
-        mean = steps.mean
-        std = steps.std
-        if channels != len(mean):
-            mean = (sum(mean) / len(mean),)
-            std = (sum(std) / len(std),)
+        mean, std = (
+            numbers if channels == len(numbers) else (sum(numbers) / len(numbers),)
+            for numbers in (steps.mean, steps.std)
+        )
         form = "rotated as EXIF data say; " if exif else ""
         form += "converted to grayscale; " if channels == 1 else ""
         return Dataset(
@@ -237,9 +231,8 @@ def _make_dataset(
                 f"{form}{steps.text}; divided by 255; normalised per channel by mean {mean} "
                 f"and standard deviation {std}; {note}"
             ),
-            source=source,
-            labelled=labelled,
             adapt=with_preprocessing,
+            **declared,
         )
 
     steps = IMAGENET_PREPROCESSING

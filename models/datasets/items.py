@@ -231,8 +231,24 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-class GeneratedItems(TorchDataset[tuple[Tensor, int]]):
-    """Items that are generated on access, each from its own seed.
+class IndexedItems(TorchDataset[tuple[Tensor, int]]):
+    """Items that a function returns by index."""
+
+    def __init__(self, read: Callable[[int], tuple[Tensor, int]], size: int) -> None:
+        self._read = read
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._read(index)
+
+
+def generated_items(
+    draw: Callable[[int, torch.Generator], tuple[Tensor, int]], size: int, *seeds: int
+) -> IndexedItems:
+    """Return items that are generated on access, each from its own seed.
 
     Parameters
     ----------
@@ -245,23 +261,11 @@ class GeneratedItems(TorchDataset[tuple[Tensor, int]]):
 
     Examples
     --------
-    >>> def draw(index, generator):
-    ...     return torch.rand(2, generator=generator), index
-    >>> items = GeneratedItems(draw, 9, 0, 0)
+    >>> items = generated_items(lambda index, g: (torch.rand(2, generator=g), index), 9, 0, 0)
     >>> len(items), items[3][1], torch.equal(items[3][0], items[3][0])
     (9, 3, True)
     """
-
-    def __init__(
-        self, draw: Callable[[int, torch.Generator], tuple[Tensor, int]], size: int, *seeds: int
-    ) -> None:
-        self._draw, self._size, self._seeds = draw, size, seeds
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self._draw(index, item_generator(*self._seeds, index))
+    return IndexedItems(lambda index: draw(index, item_generator(*seeds, index)), size)
 
 
 def item_generator(*numbers: int) -> torch.Generator:

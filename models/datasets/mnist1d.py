@@ -44,8 +44,6 @@ def mnist1d() -> Dataset:
         test,
         shape=(40,),
         classes=10,
-        mean=(),
-        std=(),
         preprocessing="mnist1d.data.make_dataset with its default arguments; mean 0, variance 1",
         source=Source(
             "S. Greydanus, D. Kobak. Scaling Down Deep Learning with MNIST-1D. ICML, 2024."

@@ -55,86 +55,55 @@ def spell_out(number: int, language: str) -> str:
 
 
 def _english(number: int) -> str:
-    thousands, rest = divmod(number, 1000)
-    if not thousands:
-        return _english_below(rest)
-    head = f"{_english_below(thousands)} thousand"
-    if not rest:
-        return head
-    return f"{head} {'and ' if rest < 100 else ''}{_english_below(rest)}"
-
-
-def _english_below(number: int) -> str:
-    hundreds, rest = divmod(number, 100)
-    if not hundreds:
-        return _english_below_hundred(rest)
-    head = f"{_ENGLISH[hundreds]} hundred"
-    return f"{head} and {_english_below_hundred(rest)}" if rest else head
-
-
-def _english_below_hundred(number: int) -> str:
     if number < 20:
         return _ENGLISH[number]
-    tens, ones = divmod(number, 10)
-    return f"{_ENGLISH_TENS[tens - 2]}-{_ENGLISH[ones]}" if ones else _ENGLISH_TENS[tens - 2]
-
-
-def _german(number: int) -> str:
-    thousands, rest = divmod(number, 1000)
-    if not thousands:
-        return _german_below(rest, "eins")
-    head = f"{_german_below(thousands, 'ein')}tausend"
-    return head + (_german_below(rest, "eins") if rest else "")
-
-
-def _german_below(number: int, one: str) -> str:
-    """Spell out a number below a thousand, with `one` for a 1 at its end."""
-    hundreds, rest = divmod(number, 100)
-    head = f"{'ein' if hundreds == 1 else _GERMAN[hundreds]}hundert" if hundreds else ""
-    if rest == 0 and hundreds:
+    if number < 100:
+        tens, ones = divmod(number, 10)
+        return f"{_ENGLISH_TENS[tens - 2]}-{_ENGLISH[ones]}" if ones else _ENGLISH_TENS[tens - 2]
+    unit, name = (1000, "thousand") if number >= 1000 else (100, "hundred")
+    count, rest = divmod(number, unit)
+    head = f"{_english(count)} {name}"
+    if not rest:
         return head
-    if rest == 1:
-        return head + one
-    if rest < 20:
-        return head + _GERMAN[rest]
-    tens, ones = divmod(rest, 10)
-    units = {0: "", 1: "einund"}.get(ones, f"{_GERMAN[ones]}und")
-    return head + units + _GERMAN_TENS[tens - 2]
+    return f"{head} {'and ' if rest < 100 else ''}{_english(rest)}"
 
 
-def _french(number: int) -> str:
-    thousands, rest = divmod(number, 1000)
-    if not thousands:
-        return _french_below(rest, last=True)
-    # "cent" and "vingt" take an s only if nothing follows, and "mille" follows here.
-    head = "mille" if thousands == 1 else f"{_french_below(thousands, last=False)} mille"
-    return f"{head} {_french_below(rest, last=True)}" if rest else head
+def _german(number: int, one: str = "eins") -> str:
+    """Spell out a number, with `one` for a 1 at its end."""
+    if number == 1:
+        return one
+    if number < 20:
+        return _GERMAN[number]
+    if number < 100:
+        tens, ones = divmod(number, 10)
+        return (f"{_german(ones, 'ein')}und" if ones else "") + _GERMAN_TENS[tens - 2]
+    unit, name = (1000, "tausend") if number >= 1000 else (100, "hundert")
+    count, rest = divmod(number, unit)
+    return _german(count, "ein") + name + (_german(rest, one) if rest else "")
 
 
-def _french_below(number: int, *, last: bool) -> str:
-    hundreds, rest = divmod(number, 100)
-    if not hundreds:
-        return _french_below_hundred(rest, last=last)
-    head = "cent" if hundreds == 1 else f"{_FRENCH[hundreds]} cent"
-    if rest:
-        return f"{head} {_french_below_hundred(rest, last=last)}"
-    return f"{head}s" if hundreds > 1 and last else head
-
-
-def _french_below_hundred(number: int, *, last: bool) -> str:
+def _french(number: int, last: bool = True) -> str:
+    """Spell out a number; "cent" and "vingt" take an s only if it is the `last` word."""
     if number < 20:
         return _FRENCH[number]
     if number == 80:
         return "quatre-vingts" if last else "quatre-vingt"
-    if number > 80:
+    if number < 80:
+        tens, ones = divmod(number, 10)
+        if tens == 7:
+            tens, ones = 6, ones + 10
+        name = _FRENCH_TENS[tens - 2]
+        if not ones:
+            return name
+        return f"{name} et {_FRENCH[ones]}" if ones in (1, 11) else f"{name}-{_FRENCH[ones]}"
+    if number < 100:
         return f"quatre-vingt-{_FRENCH[number - 80]}"
-    tens, ones = divmod(number, 10)
-    if tens == 7:
-        tens, ones = 6, ones + 10
-    name = _FRENCH_TENS[tens - 2]
-    if not ones:
-        return name
-    return f"{name} et {_FRENCH[ones]}" if ones in (1, 11) else f"{name}-{_FRENCH[ones]}"
+    unit, name = (1000, "mille") if number >= 1000 else (100, "cent")
+    count, rest = divmod(number, unit)
+    head = name if count == 1 else f"{_french(count, last=False)} {name}"
+    if rest:
+        return f"{head} {_french(rest, last)}"
+    return f"{head}s" if unit == 100 and count > 1 and last else head
 
 
 LANGUAGES = {"en": _english, "de": _german, "fr": _french}

@@ -243,8 +243,6 @@ def make_parallel(
         test=splits["test"],
         shape=(2, length + 1),
         classes=words.size,
-        mean=(),
-        std=(),
         vocabulary=words,
         bleu_tokens=bleu_tokens,
         preprocessing=(

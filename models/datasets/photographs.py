@@ -8,23 +8,17 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.citation import Source
-from nlbench.models.datasets.images import IMAGENET_PREPROCESSING
 from nlbench.options import Option
 from nlbench.subjects.data import Dataset, Preprocessing, dataset
+
+from .images import IMAGENET_PREPROCESSING
+from .items import IndexedItems
 
 FILES = ("china.jpg", "flower.jpg")
 MIN_RELATIVE_SIDE = 0.15
 """Smallest side of a random crop, relative to the shorter side of a photograph."""
-
-_RESAMPLING = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
 
 
 @cache
@@ -34,8 +28,8 @@ def _photographs() -> tuple[Image.Image, ...]:
     return tuple(Image.fromarray(load_sample_image(name)) for name in FILES)
 
 
-class Crops(TorchDataset[tuple[Tensor, int]]):
-    """Square crops at random positions and scales; the first two are the photographs' centres.
+def crops(count: int, seed: int, preprocessing: Preprocessing) -> IndexedItems:
+    """Return square crops at random positions and scales; the first two are photographs' centres.
 
     Parameters
     ----------
@@ -44,32 +38,28 @@ class Crops(TorchDataset[tuple[Tensor, int]]):
 
     Examples
     --------
-    >>> Crops(2, 0, IMAGENET_PREPROCESSING)[1][0].shape
+    >>> crops(2, 0, IMAGENET_PREPROCESSING)[1][0].shape
     torch.Size([3, 224, 224])
     """
+    draws = np.random.RandomState(seed).uniform(size=(count, 3))
+    sides = MIN_RELATIVE_SIDE * (1 / MIN_RELATIVE_SIDE) ** draws[:, :1]
+    boxes = np.concatenate([sides, draws[:, 1:]], axis=1)
+    # Central crops keep the same fraction of the image as the preprocessing.
+    boxes[: len(FILES)] = preprocessing.crop / preprocessing.resize, 0.5, 0.5
+    size = (preprocessing.crop, preprocessing.crop)
+    resampling = Image.Resampling[preprocessing.interpolation.upper()]
 
-    def __init__(self, count: int, seed: int, preprocessing: Preprocessing) -> None:
-        draws = np.random.RandomState(seed).uniform(size=(count, 3))
-        sides = MIN_RELATIVE_SIDE * (1 / MIN_RELATIVE_SIDE) ** draws[:, :1]
-        self._boxes = np.concatenate([sides, draws[:, 1:]], axis=1)
-        # Central crops keep the same fraction of the image as the preprocessing.
-        self._boxes[: len(FILES)] = preprocessing.crop / preprocessing.resize, 0.5, 0.5
-        self._side = preprocessing.crop
-        self._resampling = _RESAMPLING[preprocessing.interpolation]
-
-    def __len__(self) -> int:
-        return len(self._boxes)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def read(index: int) -> tuple[Tensor, int]:
         photograph = _photographs()[index % len(FILES)]
-        relative_side, *position = self._boxes[index]
+        relative_side, *position = boxes[index]
         side = relative_side * min(photograph.size)
         left, top = (
             p * (length - side) for p, length in zip(position, photograph.size, strict=True)
         )
-        box = (left, top, left + side, top + side)
-        crop = photograph.resize((self._side, self._side), self._resampling, box)
+        crop = photograph.resize(size, resampling, (left, top, left + side, top + side))
         return torch.from_numpy(np.asarray(crop, dtype=np.float32) / 255).permute(2, 0, 1), 0
+
+    return IndexedItems(read, count)
 
 
 @dataset(
@@ -94,8 +84,8 @@ def photographs(count: int = 128, seed: int = 0) -> Dataset:
     def with_preprocessing(steps: Preprocessing) -> Dataset:
         return Dataset(
             "photographs",
-            Crops(count, 2 * seed + 1, steps),
-            Crops(count, 2 * seed, steps),
+            crops(count, 2 * seed + 1, steps),
+            crops(count, 2 * seed, steps),
             shape=(3, steps.crop, steps.crop),
             classes=1000,
             mean=steps.mean,

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nlbench.citation import Source
 from nlbench.errors import RequestError
 from nlbench.options import Option
 from nlbench.subjects.data import Dataset, dataset
@@ -56,7 +55,7 @@ def random_tensors(
     """
     import torch
 
-    from .items import GeneratedItems
+    from .items import generated_items
 
     lengths = parse_shape("random", shape)
 
@@ -66,8 +65,8 @@ def random_tensors(
 
     return Dataset(
         name="random",
-        train=GeneratedItems(draw, size, seed, 0),
-        test=GeneratedItems(draw, size, seed, 1),
+        train=generated_items(draw, size, seed, 0),
+        test=generated_items(draw, size, seed, 1),
         shape=lengths,
         classes=classes,
         mean=(0.5,) * lengths[0],
@@ -76,7 +75,6 @@ def random_tensors(
             f"uniform noise in [0, 1], {size} tensors of shape {shape} a split, seed {seed}; "
             "normalised to mean 0 and variance 1"
         ),
-        source=Source(""),
         labelled=False,
     )
 
@@ -153,7 +151,7 @@ def synthetic(
     """
     import torch
 
-    from .items import GeneratedItems, item_generator
+    from .items import generated_items, item_generator
 
     shape = (channels, image_size, image_size)
     if classes * math.prod(shape) > MAX_ELEMENTS:
@@ -178,8 +176,8 @@ def synthetic(
 
     return Dataset(
         name="synthetic",
-        train=GeneratedItems(draw, size, seed, 0),
-        test=GeneratedItems(draw, test_size, seed, 1),
+        train=generated_items(draw, size, seed, 0),
+        test=generated_items(draw, test_size, seed, 1),
         shape=shape,
         classes=classes,
         mean=(0.5,) * channels,
@@ -189,7 +187,6 @@ def synthetic(
             f"training and {test_size} test images of {image_size}x{image_size}, seed {seed}; "
             "normalised by 0.5 and 1/6"
         ),
-        source=Source(""),
     )
 
 

@@ -1,6 +1,7 @@
 """The ``nlbench remove`` command."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -164,10 +165,8 @@ def remove(
     from nlbench.subjects.spec import SubjectSpec
     from nlbench.subjects.weights import save_weights
 
-    from .criteria import check_criterion
-    from .curve import CALL_WEIGHTS, area_under
+    from .curve import CALL_WEIGHTS, area_under, check_criterion, run_removal
     from .export import export_calls, export_spans
-    from .removal import run_removal
     from .span_removal import SpanRemoval
     from .spans import SPAN_MAPS
 
@@ -194,22 +193,10 @@ def remove(
     command = command_line()
     with create_progress(progress) as bar:
         bar.show_status("loading")
-        train, test = (
-            load_subject(
-                SubjectSpec(
-                    model,
-                    weights,
-                    data,
-                    seed,
-                    samples=n,
-                    split=split,
-                    options=options,
-                    arguments=arguments,
-                ),
-                resolve_device(device),
-            )
-            for split, n in (("train", fit_samples), ("test", samples or None))
-        )
+        spec = SubjectSpec(model, weights, data, seed, options=options, arguments=arguments)
+        train_spec = replace(spec, samples=fit_samples, split="train")
+        test_spec = replace(spec, samples=samples or None, split="test")
+        train, test = (load_subject(s, resolve_device(device)) for s in (train_spec, test_spec))
         bar.show_status("removing")
         choice: dict[str, Any] = {"reverse": reverse, "seed": seed, "settings": settings}
         exported = ""
@@ -221,7 +208,7 @@ def remove(
                 spans.remove_ranked(by, of, count, judged, **choice)
             totals = spans.totals()
             if exports is not None:
-                exported = str(export_spans(spans.network, spans.removed, exports, model, test))
+                exported = export_spans(spans.network, spans.removed, exports, model, test)
         else:
             result = run_removal(
                 train,
@@ -241,20 +228,21 @@ def remove(
     make_folder(folder)
     reports = load_reports()
     if is_span:
-        removed = ", ".join(f"{span.name} ({span.map})" for span in spans.removed)
+        span_rows = spans.rows()
+        removed = ", ".join(f"{span.name} ({span.chosen})" for span in spans.removed)
         remarks = spans.remarks()
         sentences = [f"Removed: {removed}.", *(f"{remark}." for remark in remarks)]
         sentences += [f"Export: {exported}."] if exported else []
         page = reports.write_spans(
-            spans.rows,
+            span_rows,
             totals,
             folder / "spans.html",
             title=f"{model}: spans of blocks removed",
             sentence=" ".join(sentences),
         )
-        tables = [reports.span_table(spans.rows), reports.span_table(totals)]
+        tables = [reports.span_table(span_rows), reports.span_table(totals)]
         lines = {"removed": removed, "export": exported, "page": page}
-        _show(folder / "spans.csv", spans.rows, tables, lines, as_json)
+        _show(folder / "spans.csv", span_rows, tables, lines, as_json)
         if not as_json:
             for remark in remarks:
                 note(remark)

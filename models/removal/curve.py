@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,20 +13,127 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from nlbench.errors import RequestError, Undefined
+import nlbench
+from nlbench import registry
+from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.module_stack import CallId
-from nlbench.probes.replacement import AffineFit, AffineMap, CallInterception, ReplaceableCall
+from nlbench.measures.accuracy import IGNORED_LABEL
+from nlbench.measures.substitution import divergence
+from nlbench.options import OptionValue
+from nlbench.plugin_loading import load_measure
+from nlbench.probes.replacement import (
+    AffineFit,
+    AffineMap,
+    CallInterception,
+    ReplaceableCall,
+    find_calls,
+)
 from nlbench.probes.replacement.fits import rows_of
 from nlbench.probes.replacement.interception import first_tensor
 from nlbench.probes.replacement.prefix import replace_output, run_replaced
+from nlbench.subjects.subject import Subject
 
-IGNORED_LABEL = -100
+from .network import network_with_maps, transform_metadata
 
-CHUNK_ROWS = 1024
-"""Maximum number of rows of probabilities in memory, since vocabularies can be large."""
+SIMPLE_CRITERIA: Mapping[str, str] = {
+    "random": "in random order",
+    "depth": "from the last call to the first",
+    "size": "the fewest channels first",
+}
+
+
+def check_criterion(criterion: str) -> None:
+    """Raise `nlbench.RequestError` unless a criterion ranks activation calls."""
+    measures = registry.entries("measures")
+    if criterion in SIMPLE_CRITERIA:
+        return
+    if criterion not in measures:
+        raise RequestError(
+            f"--by: unknown criterion '{criterion}'"
+            f"{nearest(criterion, [*SIMPLE_CRITERIA, *measures])}; expected a measure of sites, "
+            f"substitution, {' or '.join(SIMPLE_CRITERIA)}"
+        )
+    probe = load_measure(criterion).probe
+    if probe not in ("sites", "replacement"):
+        raise RequestError(
+            f"--by: {criterion} is a measure of {probe}, which has no values at activation calls"
+        )
+
+
+def removal_order(
+    criterion: str,
+    model: nn.Module,
+    calls: Sequence[ReplaceableCall],
+    inputs: Tensor,
+    labels: Tensor | None,
+    *,
+    seed: int = 0,
+    settings: Mapping[str, OptionValue | str] | None = None,
+    statistic: str = "value",
+    reverse: bool = False,
+) -> list[str]:
+    """Return the names of calls in the order in which to remove them.
+
+    The call with the smallest value comes first, or the one with the largest value if the measure
+    is larger for calls close to affine. Calls without a value come last.
+
+    Parameters
+    ----------
+    criterion : str
+        A measure with a value per site, or one of `SIMPLE_CRITERIA`.
+    seed : int
+        Seed for the random order.
+    settings : mapping of str to value, optional
+        Options of the measure.
+    statistic : str
+        Statistic of the measure to rank by, where it has this one; otherwise its value.
+    reverse : bool
+        Return the opposite order.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the criterion is unknown, or has no value at any call.
+    """
+    check_criterion(criterion)
+    names = [call.name for call in calls]
+    if criterion == "random":
+        order = random.Random(seed).sample(names, len(names))
+    elif criterion == "depth":
+        order = names[::-1]
+    elif criterion == "size":
+        order = [call.name for call in sorted(calls, key=lambda call: call.channels)]
+    else:
+        run = nlbench.evaluate(model, inputs, [criterion], labels=labels, settings=settings or {})
+        result = run[criterion]
+        values = {
+            v.place: v.statistics.get(statistic, v.statistics["value"])
+            for v in result.values
+            if v.status == "ok"
+        }
+        if not values.keys() & set(names):
+            raise RequestError(
+                f"--by: {criterion} has no value at any of the calls: {result.reason}"
+            )
+        sign = -1 if load_measure(criterion).more_means == "less nonlinear" else 1
+        order = sorted(names, key=lambda n: (n not in values, sign * values.get(n, 0.0)))
+    return order[::-1] if reverse else order
+
+
+def removal_samples(train: Subject, test: Subject) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the samples to fit on and to evaluate on, with class labels, on the model's device."""
+    device = next(train.model.parameters(), train.inputs).device
+    labels = test.labels
+    if labels is not None:
+        labels = None if labels.is_floating_point() else labels.to(device)
+    return train.inputs.to(device), test.inputs.to(device), labels
+
+
+ROUNDING_TOLERANCE = 1e-9
+"""Tolerance for rounding error in a fraction that is computed as a sum."""
 
 CALL_WEIGHTS = ("calls", "units", "positions", "flops")
 """Ways to weight calls when computing the remaining fraction of a network."""
@@ -169,7 +277,6 @@ class Removal:
 
     Examples
     --------
-    >>> from nlbench.probes.replacement import find_calls
     >>> model, inputs = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Tanh()), torch.randn(8, 2)
     >>> removal = Removal(model, find_calls(model, inputs), inputs, inputs, None)
     >>> [step.remaining["calls"] for step in removal.curve(["2", "1"])]
@@ -186,8 +293,12 @@ class Removal:
         *,
         is_full: bool = False,
     ) -> None:
-        self._model, self._fitting, self._inputs, self._labels = model, fitting, inputs, labels
-        self._calls, self._is_full = {call.name: call for call in calls}, is_full
+        self._model = model
+        self._fitting = fitting
+        self._inputs = inputs
+        self._labels = labels
+        self._calls = {call.name: call for call in calls}
+        self._is_full = is_full
         self._weights = weights_of_calls(model, calls, inputs[:2], is_full=is_full)
         self._original = outputs = self._outputs({})
         if outputs.ndim < 2 or outputs.shape[-1] < 2:
@@ -227,24 +338,16 @@ class Removal:
     def step(self, removed: Sequence[str]) -> Step:
         """Evaluate the network with some calls removed."""
         outputs = self._outputs(self.maps(removed))
-        chunks = [
-            torch.split(logits.flatten(0, -2), CHUNK_ROWS) for logits in (self._original, outputs)
-        ]
-        kl = torch.cat([_divergence(*pair) for pair in zip(*chunks, strict=True)]).mean()
+        kl, positions = divergence(self._original, outputs)
+        mean_kl = float(kl.sum() / positions.sum())
         accuracy = loss = None
         if self._labels is not None:
             is_counted = self._labels != IGNORED_LABEL
             accuracy = float((outputs.argmax(-1) == self._labels)[is_counted].double().mean())
-            labels = torch.split(self._labels.flatten(), CHUNK_ROWS)
-            losses = [
-                nn.functional.cross_entropy(
-                    logits.double(), targets, ignore_index=IGNORED_LABEL, reduction="sum"
-                )
-                for logits, targets in zip(chunks[1], labels, strict=True)
-            ]
-            loss = float(torch.stack(losses).sum() / is_counted.sum())
+            sums, counts = sample_losses(outputs, self._labels)
+            loss = float(sums.sum() / counts.sum())
         name = removed[-1] if removed else ""
-        return Step(name, self.remaining(removed), accuracy, float(kl), loss)
+        return Step(name, self.remaining(removed), accuracy, mean_kl, loss)
 
     def _outputs(self, maps: Mapping[str, AffineMap]) -> Tensor:
         replacements = {
@@ -256,10 +359,19 @@ class Removal:
         return validated_outputs(output, len(self._inputs))
 
 
-def _divergence(before: Tensor, after: Tensor) -> Tensor:
-    """Return the KL divergence between the class probabilities in each row."""
-    p, q = (logits.double().log_softmax(-1) for logits in (before, after))
-    return (p.exp() * (p - q)).sum(-1)
+def sample_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each sample's cross-entropy, summed over its positions (n,), and their number (n,).
+
+    Samples are evaluated one at a time, since vocabularies can be large.
+    """
+    losses = []
+    for sample, targets in zip(logits, labels, strict=True):
+        rows = sample.reshape(-1, sample.shape[-1]).double()
+        loss = nn.functional.cross_entropy(
+            rows, targets.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+        )
+        losses.append(loss)
+    return torch.stack(losses), (labels != IGNORED_LABEL).reshape(len(labels), -1).sum(1)
 
 
 def area_under(steps: Sequence[Step], statistic: str, share: str = "calls") -> float:
@@ -275,3 +387,126 @@ def area_under(steps: Sequence[Step], statistic: str, share: str = "calls") -> f
     remaining = torch.tensor([step.remaining[share] for step in steps]).double()
     values = torch.tensor([getattr(step, statistic) for step in steps]).double()
     return float(-torch.trapezoid(values, remaining))
+
+
+@dataclass(frozen=True)
+class RemovalResult:
+    """The result of a removal: the curve and the remaining network.
+
+    Parameters
+    ----------
+    order : sequence of str
+        Names of all calls in order of removal.
+    steps : sequence of Step
+        From the original network to the one with every call removed; if no curve was requested,
+        only the original and the remaining network.
+    removed : sequence of str
+        Names of the calls removed from `network`.
+    metadata : mapping of str to str
+        For the header of the network's checkpoint.
+    positions : int
+        Number of values per sample that all calls of the original network compute.
+    """
+
+    order: Sequence[str]
+    steps: Sequence[Step]
+    removed: Sequence[str]
+    network: nn.Module
+    metadata: Mapping[str, str]
+    positions: int
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per step."""
+        rows = []
+        for step in self.steps:
+            positions = round(step.remaining["positions"] * self.positions)
+            row: dict[str, Any] = {"removed": step.removed, "positions": positions}
+            row |= {f"left_{share}": round(step.remaining[share], 6) for share in CALL_WEIGHTS}
+            for name in ("accuracy", "loss", "kl"):
+                if (value := getattr(step, name)) is not None:
+                    row[name] = round(value, 6)
+            rows.append(row)
+        return rows
+
+
+def run_removal(
+    train: Subject,
+    test: Subject,
+    criterion: str,
+    *,
+    keep: float,
+    share: str,
+    reverse: bool,
+    seed: int,
+    settings: Mapping[str, OptionValue | str],
+    of: str,
+    compute_curve: bool,
+    keep_relus: int | None = None,
+) -> RemovalResult:
+    """Remove calls from a subject's network, one at a time.
+
+    Parameters
+    ----------
+    train, test : Subject
+        The same network with samples for ranking and fitting, and with samples for evaluation.
+    criterion : str
+        See `nlbench.models.removal.curve.removal_order`.
+    keep : float
+        Fraction of the network to keep.
+    share : {"calls", "units", "positions", "flops"}
+        What `keep` is a fraction of.
+    reverse : bool
+        Remove in the opposite order.
+    seed : int
+        Seed for the random order.
+    settings : mapping of str to value
+        Options of the criterion.
+    of : str
+        What the calls refer to; same values as ``sites.of``.
+    compute_curve : bool
+        Evaluate the network after each removal, including those beyond the requested fraction.
+    keep_relus : int, optional
+        Maximum number of positions to keep, in place of `keep` and `share`.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the network is already transformed or has none of these calls, or if the criterion
+        can't rank them.
+    """
+    if transform := (train.facts.weights_metadata or {}).get("transform"):
+        raise RequestError(
+            f"the network is already transformed ({transform}); remove calls from the original"
+        )
+    model = train.model
+    fitting, inputs, labels = removal_samples(train, test)
+    example = fitting[:2]
+    calls = find_calls(model, example, of=of)
+    if not calls:
+        raise RequestError("the network calls no known activation function")
+    order = removal_order(
+        criterion,
+        model,
+        calls,
+        train.inputs,
+        train.labels,
+        seed=seed,
+        settings={"sites.of": of, **settings},
+        reverse=reverse,
+    )
+    removal = Removal(model, calls, fitting, inputs, labels, is_full=of != "activations")
+    positions = removal.total("positions")
+    if keep_relus is not None:
+        share = "positions"
+        keep = keep_relus / (positions or 1.0)
+    limit = keep + ROUNDING_TOLERANCE
+    counts = range(len(order) + 1)
+    count = next(n for n in counts if removal.remaining(order[:n])[share] <= limit)
+    removed = order[:count]
+    steps = removal.curve(order) if compute_curve else [removal.step(n) for n in ([], removed)]
+    maps = removal.maps(removed)
+    metadata = {**(train.facts.weights_metadata or {}), "removed_by": criterion}
+    if removed:
+        metadata |= transform_metadata(list(maps), of)
+    network = network_with_maps(model, maps, example, of)
+    return RemovalResult(order, steps, removed, network, metadata, int(positions))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -10,21 +11,143 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from nlbench.errors import RequestError, first_line
+from nlbench.introspection.attention import without_fast_path
+from nlbench.introspection.function_calls import tensors_in
+from nlbench.introspection.model_state import evaluation_mode
+from nlbench.introspection.wrapped_calls import replace_module
 from nlbench.models.networks.hugging_face import model_folder, quiet, read_json
 from nlbench.subjects.subject import Subject
 from nlbench.subjects.weights import save_weights
 
-from .folding import fold_activations
-from .span_removal import RemovedSpan
-from .spans import pretrained_model
+from .network import AffineActivation
+from .spans import SpanResult, pretrained_model
+
+FOLDING_TOLERANCE = 1e-9
+"""Tolerance for outputs in float64 after a fold, relative to the largest one."""
+
+
+def fold_activations(network: nn.Module, inputs: Tensor) -> tuple[nn.Module, int, int]:
+    """Copy a network, with maps of activations folded into the layers before them.
+
+    A map folds into a convolution, a linear layer or a batch norm if nothing else reads that
+    layer's output. Each fold is checked in float64, and undone if it changes the outputs. A folded
+    map becomes an `torch.nn.Identity`.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        From `nlbench.models.removal.network.network_with_maps`. Not modified.
+    inputs : tensor of shape (n, ...)
+
+    Returns
+    -------
+    network : torch.nn.Module
+        In evaluation mode.
+    folded, maps : int
+        Number of folded maps, and of all.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 3), AffineActivation(3), nn.Linear(3, 1))
+    >>> fold_activations(model, torch.zeros(2, 2))[0][1]
+    Identity()
+    """
+    twin = copy.deepcopy(network).eval().double()
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    layers = [module for module in twin.modules() if isinstance(module, AffineActivation)]
+    folded = 0
+    with torch.no_grad(), evaluation_mode(twin), without_fast_path():
+        expected = _outputs(twin, inputs)
+        for layer, producer in _find_producers(twin, inputs).items():
+            before = [copy.deepcopy(module.state_dict()) for module in (layer, producer)]
+            had_bias = producer.bias is not None
+            _absorb(producer, layer)
+            if _are_equal(_outputs(twin, inputs), expected):
+                replace_module(twin, layer, nn.Identity())
+                folded += 1
+                continue
+            if not had_bias:
+                producer.bias = None
+            for module, state in zip((layer, producer), before, strict=True):
+                module.load_state_dict(state)
+    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+    return twin.to(dtype), folded, len(layers)
+
+
+def _find_producers(network: nn.Module, inputs: Tensor) -> dict[AffineActivation, Any]:
+    """Return the layer whose output each map reads, for layers and maps that are called once."""
+    outputs: list[tuple[Tensor, nn.Module]] = []
+    reads: list[tuple[AffineActivation, Tensor]] = []
+
+    def note_read(layer: Any, args: Any) -> None:
+        reads.append((layer, args[0]))
+
+    def note_output(layer: nn.Module, args: Any, output: Any) -> None:
+        outputs.append((output, layer))
+
+    handles = []
+    for module in network.modules():
+        if isinstance(module, AffineActivation):
+            handles.append(module.register_forward_pre_hook(note_read))
+        elif _can_absorb(module):
+            handles.append(module.register_forward_hook(note_output))
+    try:
+        network(inputs.clone())
+    finally:
+        for handle in handles:
+            handle.remove()
+    producers: dict[AffineActivation, Any] = {}
+    callers = [module for _, module in outputs]
+    readers = [layer for layer, _ in reads]
+    for layer, x in reads:
+        source = next((module for output, module in outputs if output is x), None)
+        if source is None or callers.count(source) > 1 or readers.count(layer) > 1:
+            continue
+        axis = x.ndim - 1 if isinstance(source, nn.Linear) else 1
+        if layer.axis % x.ndim == axis and x.shape[axis] == len(layer.weight):
+            producers[layer] = source
+    return producers
+
+
+def _can_absorb(module: nn.Module) -> bool:
+    """Return True for layers whose output channels are rows of a weight."""
+    if parametrize.is_parametrized(module) or module._forward_pre_hooks:
+        return False
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+        return module.affine and module.track_running_stats
+    return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+
+
+def _absorb(producer: Any, layer: AffineActivation) -> None:
+    """Fold a map into the layer before it, in place, and make the map an identity."""
+    slope = layer.weight.clone()
+    intercept = layer.bias.clone()
+    producer.weight.mul_(slope.view(-1, *[1] * (producer.weight.ndim - 1)))
+    if producer.bias is None:
+        producer.bias = nn.Parameter(torch.zeros_like(intercept))
+    producer.bias.mul_(slope).add_(intercept)
+    layer.weight.fill_(1)
+    layer.bias.zero_()
+
+
+def _outputs(network: nn.Module, inputs: Tensor) -> list[Tensor]:
+    return list(tensors_in((network(inputs.clone()),)))
+
+
+def _are_equal(outputs: list[Tensor], expected: list[Tensor]) -> bool:
+    return all(
+        float((a - b).abs().max()) <= FOLDING_TOLERANCE * max(1e-300, float(b.abs().max()))
+        for a, b in zip(outputs, expected, strict=True)
+    )
+
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -74,43 +197,9 @@ print(json.dumps(facts))
 """
 
 
-@dataclass(frozen=True)
-class ExportReport:
-    """Facts of an exported folder.
-
-    Parameters
-    ----------
-    rounding : float
-        Largest difference of logits by rounding to the folder's type.
-    reload : float
-        Largest difference of logits between this process and one that loads the folder.
-    missing : tuple of str
-        What the source lacks: ``tokenizer``, ``generation config``.
-    cache_agrees : bool
-        True if generation is the same with and without a cache. Ties of rounded logits may differ.
-    """
-
-    dtype: str
-    rounding: float
-    reload: float
-    missing: tuple[str, ...]
-    cache_agrees: bool
-
-    def __str__(self) -> str:
-        """Describe the export in one line."""
-        text = f"{self.dtype}, reloaded by transformers alone: logits differ by {self.reload:.2g}"
-        if self.rounding:
-            text += f"; rounding to {self.dtype} changes logits by up to {self.rounding:.2g}"
-        if not self.cache_agrees:
-            text += "; generation differs with and without cache, by rounding"
-        if self.missing:
-            text += f"; without {' and '.join(self.missing)}, which the source lacks"
-        return text
-
-
 def export_spans(
-    network: nn.Module, removed: Sequence[RemovedSpan], folder: Path, model: str, test: Subject
-) -> ExportReport:
+    network: nn.Module, removed: Sequence[SpanResult], folder: Path, model: str, test: Subject
+) -> str:
     """Export a decoder without some spans; see `export_decoder`.
 
     Raises
@@ -119,8 +208,8 @@ def export_spans(
         If a map of the stream stands in the network: no layer of a decoder can hold it.
     """
     for span in removed:
-        if span.map == "affine":
-            costs = span.result.costs
+        if span.chosen == "affine":
+            costs = span.costs
             fold = costs.get("fold")
             advice = f"--map fold costs {fold} nats" if fold else "fold isn't possible there"
             raise RequestError(
@@ -134,7 +223,7 @@ def export_spans(
 
 def export_decoder(
     network: nn.Module, folder: Path, tokens: Tensor, source: Path | None = None
-) -> ExportReport:
+) -> str:
     """Write a decoder to a new folder that transformers loads without nlbench.
 
     Parameters
@@ -147,6 +236,11 @@ def export_decoder(
         Inputs for the check.
     source : Path, optional
         Folder of the original, for its type of numbers, tokenizer and generation config.
+
+    Returns
+    -------
+    str
+        Type of numbers, largest differences of logits, and what the source lacks.
 
     Raises
     ------
@@ -174,9 +268,15 @@ def export_decoder(
             file.chmod(0o644)
         facts = _reload(_RELOAD_DECODER, part, tokens, logits)
         _check(facts, logits, torch.finfo(plain.dtype).eps)
-    return ExportReport(
-        dtype, float((logits - full).abs().max()), facts["difference"], missing, facts["agrees"]
-    )
+    text = f"{dtype}, reloaded by transformers alone: logits differ by {facts['difference']:.2g}"
+    if rounding := float((logits - full).abs().max()):
+        text += f"; rounding to {dtype} changes logits by up to {rounding:.2g}"
+    if not facts["agrees"]:
+        # Ties of rounded logits may differ.
+        text += "; generation differs with and without cache, by rounding"
+    if missing:
+        text += f"; without {' and '.join(missing)}, which the source lacks"
+    return text
 
 
 @contextmanager
@@ -216,7 +316,7 @@ def _rebuild(model: Any, dtype: torch.dtype) -> Any:
     return plain.eval()
 
 
-def _copy_files(source: Path | None, part: Path) -> tuple[str, ...]:
+def _copy_files(source: Path | None, part: Path) -> list[str]:
     """Copy the tokenizer and the generation config, and return what is missing."""
     missing = []
     for what, names in (("tokenizer", TOKENIZER_FILES), ("generation config", (GENERATION,))):
@@ -225,7 +325,7 @@ def _copy_files(source: Path | None, part: Path) -> tuple[str, ...]:
             shutil.copyfile(file, part / file.name)
         if not files:
             missing.append(what)
-    return tuple(missing)
+    return missing
 
 
 def _reload(script: str, path: Path, inputs: Tensor, outputs: Tensor) -> dict[str, Any]:

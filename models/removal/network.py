@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -14,20 +14,103 @@ from torch import Tensor, nn
 
 from nlbench.errors import RequestError, first_line, nearest
 from nlbench.introspection.attention import without_fast_path
-from nlbench.introspection.function_calls import tensors_in
+from nlbench.introspection.function_calls import FunctionCall, tensors_in
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.module_stack import CallId
-from nlbench.introspection.wrapped_calls import replace_module, track_calls
+from nlbench.introspection.wrapped_calls import (
+    count_call,
+    replace_module,
+    track_calls,
+    wrap_calls,
+)
 from nlbench.probes.replacement import AffineMap, CallInterception, ReplaceableCall, find_calls
 from nlbench.probes.replacement.interception import first_tensor
 from nlbench.probes.replacement.prefix import run_replaced
 
-from .layers import AffineActivation, AffineModule, replace_calls_of
-
-Layer: TypeAlias = AffineActivation | AffineModule
+REMOVED = "removed_calls"
+"""Name of the child that replaces activation calls in a module's own forward."""
 
 OUTPUT_TOLERANCE = 1e-4
 """Relative and absolute tolerance within which two outputs count as equal."""
+
+
+class AffineActivation(nn.Module):
+    """Replacement for an activation, with one slope and one intercept per channel.
+
+    Parameters
+    ----------
+    axis : int
+        Channel axis of the input.
+
+    Examples
+    --------
+    >>> AffineActivation(2)(torch.tensor([[-1.0, 2.0]])).tolist()
+    [[-1.0, 2.0]]
+    """
+
+    def __init__(self, channels: int, axis: int = 1) -> None:
+        super().__init__()
+        self.axis = axis
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Scale and shift each channel."""
+        shape = [1] * input.ndim
+        shape[self.axis] = -1
+        return input * self.weight.view(shape) + self.bias.view(shape)
+
+    def extra_repr(self) -> str:
+        """Return the number of channels and the axis."""
+        return f"{len(self.weight)}, axis={self.axis}"
+
+
+class AffineModule(nn.Module):
+    """Replacement for a module: a full affine map of the channels, initially the identity.
+
+    Parameters
+    ----------
+    original : torch.nn.Module
+        The module to replace. Its plain attributes are copied, since a network may read them.
+    inputs, outputs : int
+        Numbers of channels.
+    axis : int
+        Channel axis of the input, which is the first tensor among the arguments.
+    others : int or None
+        Number of additional outputs, which are all None; None to return a tensor, not a tuple.
+
+    Examples
+    --------
+    >>> layer = AffineModule(nn.ReLU(), 2, 3, 1, others=1)
+    >>> output, attention_weights = layer(torch.tensor([[-1.0, 2.0]]))
+    >>> output.tolist(), attention_weights
+    ([[-1.0, 2.0, 0.0]], None)
+    """
+
+    def __init__(
+        self, original: nn.Module, inputs: int, outputs: int, axis: int, others: int | None = None
+    ) -> None:
+        super().__init__()
+        for name, value in vars(original).items():
+            if not name.startswith("_") and name != "forward":
+                setattr(self, name, value)
+        self.axis, self.others = axis, others
+        self.weight = nn.Parameter(torch.eye(inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply the map to the channels of the first tensor."""
+        x = first_tensor((*args, *kwargs.values()))
+        assert x is not None
+        output = (x.movedim(self.axis, -1) @ self.weight + self.bias).movedim(-1, self.axis)
+        return output if self.others is None else (output, *[None] * self.others)
+
+    def extra_repr(self) -> str:
+        """Return the numbers of channels and the axis."""
+        return f"{len(self.weight)}, {len(self.bias)}, axis={self.axis}"
+
+
+Layer: TypeAlias = AffineActivation | AffineModule
 
 
 def remove(
@@ -118,10 +201,12 @@ def _with_layers(
         interception.run(example.clone(), record)
         layers = {call.name: _layer(twin, call, *recorded[call.call], of) for call in chosen}
         # The new layers start as identities.
-        maps = {call.call: partial(_apply_map, layers[call.name]) for call in chosen}
+        maps = {}
+        for call in chosen:
+            identity = AffineMap(layers[call.name].weight, layers[call.name].bias)
+            maps[call.call] = partial(identity, channel_axis=call.channel_axis)
         expected = run_replaced(interception, example, maps)
     _replace(twin, chosen, list(recorded), layers)
-    track_calls(twin)
     reason = "an activation that overwrites its input"
     if of != "activations":
         reason = "an output of a module other than the first"
@@ -138,12 +223,6 @@ def _with_layers(
     if not fits:
         raise RequestError(f"the model relies on {reason}, so an affine map can't take its place")
     return twin, layers
-
-
-def _apply_map(layer: Layer, x: Tensor) -> Tensor:
-    mapped = first_tensor((layer(x),))
-    assert mapped is not None
-    return mapped
 
 
 def _layer(model: nn.Module, place: ReplaceableCall, x: Tensor, output: Any, of: str) -> Layer:
@@ -165,29 +244,32 @@ def _replace(
 ) -> None:
     """Replace calls in place, either as whole modules or within a module's forward."""
     modules = dict(model.named_modules())
-    activations: dict[str, list[CallId]] = defaultdict(list)
-    module_calls: Counter[str] = Counter()
-    for call in calls:
-        if call.position is None:
-            module_calls[call.path] += 1
-        else:
-            activations[call.path].append(call)
-    layers_within: dict[nn.Module, dict[int, Layer]] = defaultdict(dict)
+    within: dict[nn.Module, dict[str, nn.Module]] = defaultdict(dict)
     for place in chosen:
-        call, owner, layer = place.call, modules[place.call.path], layers[place.name]
-        is_whole = call.position is None or (
-            len(activations[call.path]) == 1 and not list(owner.children())
-        )
-        if is_whole and module_calls[call.path] == 1 and owner is not model:
-            replace_module(model, owner, layer)
-        elif call.position is not None:
-            layers_within[owner][activations[call.path].index(call)] = layer
+        call = place.call
+        owner = modules[call.path]
+        same = [other for other in calls if other.path == call.path]
+        activations = [other for other in same if other.position is not None]
+        is_activation = call.position is not None
+        is_whole = not is_activation or (len(activations) == 1 and not list(owner.children()))
+        is_called_once = len(same) - len(activations) == 1
+        if is_whole and is_called_once and owner is not model:
+            replace_module(model, owner, layers[place.name])
+        elif is_activation:
+            within[owner][str(activations.index(call))] = layers[place.name]
         else:
             raise RequestError(
                 f"{place.name} is a module that is called more than once, so it can't be removed"
             )
-    for owner, replacements in layers_within.items():
-        replace_calls_of(owner, replacements)
+    for owner, replacements in within.items():
+        owner.add_module(REMOVED, nn.ModuleDict(replacements))
+        wrap_calls(owner, _apply_layer, REMOVED)
+    track_calls(model)
+
+
+def _apply_layer(layers: nn.Module, call: FunctionCall) -> Any:
+    layer = layers._modules.get(str(count_call(layers)))
+    return call.run() if layer is None else layer(call.input)
 
 
 def transform_metadata(places: Sequence[str], of: str = "activations") -> dict[str, str]:

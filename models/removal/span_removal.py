@@ -7,7 +7,7 @@ import re
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,33 +21,19 @@ from nlbench.options import OptionValue
 from nlbench.probes.replacement import find_calls
 from nlbench.subjects.subject import Subject
 
-from .criteria import removal_order, removal_samples
+from .curve import removal_order, removal_samples, sample_losses
 from .spans import (
     BATCH,
     ROWS_PER_COEFFICIENT,
     SPAN_MAPS,
+    Cost,
     Span,
     SpanEvaluation,
     SpanResult,
     has_tied_head,
-    sample_losses,
 )
 
 TIMED_PASSES = 3
-
-
-@dataclass(frozen=True)
-class RemovedSpan:
-    """A span of the original network, and the map that takes its place."""
-
-    span: Span
-    map: str
-    result: SpanResult
-
-    @property
-    def name(self) -> str:
-        """Name in the original network."""
-        return self.span.place.name
 
 
 def parse_span(text: str) -> tuple[str, int, int]:
@@ -105,15 +91,14 @@ class SpanRemoval:
     ----------
     network : torch.nn.Module
         What is left.
-    removed : list of RemovedSpan
-    rows : list of dict
-        One per span that was judged.
+    judged : list of SpanResult
+        Spans whose cost was measured, and that were removed if a map was `chosen`.
     """
 
     def __init__(self, train: Subject, test: Subject, map_name: str) -> None:
         self.network = train.model
-        self.removed: list[RemovedSpan] = []
-        self.rows: list[dict[str, Any]] = []
+        self.judged: list[SpanResult] = []
+        self._spans: list[tuple[Span, str]] = []
         self._train = train
         self._fitting, self._inputs, self._labels = removal_samples(train, test)
         self._map = map_name
@@ -138,7 +123,7 @@ class SpanRemoval:
         Parameters
         ----------
         criterion : str
-            See `nlbench.models.removal.criteria.removal_order`.
+            See `nlbench.models.removal.curve.removal_order`.
         of : str
             ``spans:L`` or ``spans:A..B``.
         count : int
@@ -166,11 +151,10 @@ class SpanRemoval:
         if not spans:
             raise RequestError(f"--of: {of}: a span from block 0 can't be folded")
         for _ in range(count):
-            taken = [removed.span for removed in self.removed]
-            left = [s for s in spans if not any(s.overlaps(other) for other in taken)]
+            left = [s for s in spans if not any(s.overlaps(other) for other, _ in self._spans)]
             if not left:
                 raise RequestError(
-                    f"--count: {len(taken)} spans leave no other that doesn't overlap them"
+                    f"--count: {len(self._spans)} spans leave no other that doesn't overlap them"
                 )
             self._remove_cheapest(left[:judged])
 
@@ -181,32 +165,53 @@ class SpanRemoval:
         maps = [result.choose(self._map) for result in results]
         costs = [result.costs[name].mean for result, name in zip(results, maps, strict=True)]
         best = costs.index(min(costs))
-        for index, result in enumerate(results):
+        for index, (span, result) in enumerate(zip(candidates, results, strict=True)):
             chosen = maps[index] if index == best else ""
-            self.rows.append(_row(candidates[index].place.name, result, chosen))
+            self.judged.append(replace(result, name=span.place.name, chosen=chosen))
         self.network = evaluation.network(results[best], maps[best])
-        self.removed.append(RemovedSpan(candidates[best], maps[best], results[best]))
+        self._spans.append((candidates[best], maps[best]))
 
     def _current(self, span: Span) -> Span:
         """Return a span of the original network as it is now."""
-        before = [
-            r for r in self.removed if r.span.blocks == span.blocks and r.span.last < span.first
-        ]
-        return span.shifted(sum(r.span.length - (r.map == "affine") for r in before))
+        missing = 0
+        for other, map_name in self._spans:
+            if other.blocks == span.blocks and other.last < span.first:
+                missing += other.length - (map_name == "affine")
+        return span.shifted(missing)
+
+    @property
+    def removed(self) -> list[SpanResult]:
+        """Spans that were removed."""
+        return [result for result in self.judged if result.chosen]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per span that was judged."""
+        rows = []
+        for result in self.judged:
+            blocks = result.span.length
+            row: dict[str, Any] = {"span": result.name, "blocks": blocks, "chosen": result.chosen}
+            for map_name in SPAN_MAPS:
+                cost = result.costs.get(map_name, Cost(math.nan, math.nan))
+                row[map_name] = cost.mean
+                row[f"{map_name}_se"] = cost.error
+            for key in ("r2", "r2_with_first", "rows", "rows_per_coefficient"):
+                row[key] = getattr(result.maps["affine"], key)
+            rows.append(row)
+        return rows
 
     def remarks(self) -> list[str]:
         """Return notes on the maps and their costs."""
         remarks = []
         for removed in self.removed:
-            per_coefficient = removed.result.maps["affine"].rows_per_coefficient
+            per_coefficient = removed.maps["affine"].rows_per_coefficient
             if self._map != "skip" and per_coefficient < ROWS_PER_COEFFICIENT:
                 remarks.append(
                     f"{per_coefficient:.1f} rows per coefficient, below {ROWS_PER_COEFFICIENT}: "
                     "more samples may make the maps cheaper (--fit-samples; for text also "
                     "text.windows)"
                 )
-            if removed.map != self._map:
-                is_known = self._map in removed.result.maps
+            if removed.chosen != self._map:
+                is_known = self._map in removed.maps
                 reason = "costs more than skipping" if is_known else "isn't possible"
                 remarks.append(f"{removed.name} is skipped, since {self._map} {reason} there")
         if len(self._inputs) < 2:
@@ -253,18 +258,6 @@ class SpanRemoval:
         batches = (torch.split(tensor, BATCH) for tensor in (self._inputs, self._labels))
         for batch, targets in zip(*batches, strict=True):
             logits = validated_outputs(network(batch.clone()), len(batch))
-            losses.append(sample_losses(logits, targets, logits))
+            sums, positions = sample_losses(logits, targets)
+            losses.append(sums / positions.clamp(min=1))
         return torch.cat(losses).mean().item()
-
-
-def _row(name: str, result: SpanResult, chosen: str) -> dict[str, Any]:
-    """Return the row of a span that was judged."""
-    row: dict[str, Any] = {"span": name, "blocks": result.span.length, "chosen": chosen}
-    for map_name in SPAN_MAPS:
-        cost = result.costs.get(map_name)
-        row[map_name] = cost.mean if cost else math.nan
-        row[f"{map_name}_se"] = cost.error if cost else math.nan
-    affine = result.maps["affine"]
-    for key in ("r2", "r2_with_first", "rows", "rows_per_coefficient"):
-        row[key] = getattr(affine, key)
-    return row

@@ -9,6 +9,7 @@ fits are regressions of y - x with a penalty on the map, so that a large penalty
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,11 +25,12 @@ from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.module_stack import CallId
 from nlbench.measures.statistics.regression import RegressionMap, RegressionSums
+from nlbench.measures.substitution import divergence, loss_change
 from nlbench.probes.replacement import AffineMap, ReplaceableCall
 from nlbench.probes.replacement.interception import first_tensor
 from nlbench.probes.replacement.prefix import SharedPrefix
 
-from .layers import AffineModule
+from .network import AffineModule
 
 SPAN_MAPS = ("skip", "fold", "affine")
 
@@ -265,12 +267,18 @@ class SpanResult:
         Keyed by ``skip``, ``fold`` and ``affine``.
     layer : str or None
         Path of the linear layer that ``fold`` changes; None for the embedding.
+    name : str
+        Name of the span in the original network.
+    chosen : str
+        Name of the map that takes the span's place; empty if it wasn't removed.
     """
 
     span: Span
     maps: Mapping[str, StreamMap]
     costs: Mapping[str, Cost]
     layer: str | None = None
+    name: str = ""
+    chosen: str = ""
 
     def choose(self, map_name: str) -> str:
         """Return the name of a map, or ``skip`` if that costs no more."""
@@ -404,29 +412,22 @@ class SpanEvaluation:
 
     def _with_costs(self, results: Sequence[SpanResult]) -> list[SpanResult]:
         """Measure the cost of each map."""
-        losses: dict[tuple[int, str], list[Tensor]] = {}
-        prefix = SharedPrefix(
-            self._model, [result.span.place for result in results], self._inputs[:1]
-        )
+        places = [result.span.place for result in results]
+        prefix = SharedPrefix(self._model, places, self._inputs[:1])
+        losses: list[dict[str, list[Tensor]]] = [defaultdict(list) for _ in results]
         for start in range(0, len(self._inputs), BATCH):
             batch = self._inputs[start : start + BATCH]
             labels = None if self._labels is None else self._labels[start : start + BATCH]
             original, branches = self._record(prefix, results, batch)
-            base = sample_losses(original, labels, original)
-            for index, result in enumerate(results):
+            for result, by_map in zip(results, losses, strict=True):
                 for name in ("skip", *result.maps):
                     output = _replaced(prefix, result, name, branches, len(batch))
-                    added = sample_losses(output, labels, original) - base
-                    losses.setdefault((index, name), []).append(added)
-        return [
-            replace(
-                result,
-                costs={
-                    name: Cost.of(torch.cat(losses[index, name])) for name in ("skip", *result.maps)
-                },
-            )
-            for index, result in enumerate(results)
-        ]
+                    by_map[name].append(_loss_increases(original, output, labels))
+        judged = []
+        for result, by_map in zip(results, losses, strict=True):
+            costs = {name: Cost.of(torch.cat(parts)) for name, parts in by_map.items()}
+            judged.append(replace(result, costs=costs))
+        return judged
 
     def _record(
         self, prefix: SharedPrefix, results: Sequence[SpanResult], batch: Tensor
@@ -502,22 +503,13 @@ def _replaced(
     return validated_outputs(prefix.run(result.span.place, new), samples)
 
 
-def sample_losses(logits: Tensor, labels: Tensor | None, original: Tensor) -> Tensor:
-    """Return the loss of each sample (n,), or without labels the divergence from the original.
-
-    Samples are evaluated one at a time, since vocabularies can be large.
-    """
-    losses = []
-    for index, sample in enumerate(logits):
-        rows = sample.reshape(-1, sample.shape[-1]).double()
-        if labels is None:
-            p = original[index].reshape(rows.shape).double().log_softmax(-1)
-            losses.append((p.exp() * (p - rows.log_softmax(-1))).sum(-1).mean())
-        else:
-            targets = labels[index].flatten()
-            summed = nn.functional.cross_entropy(rows, targets, reduction="sum")
-            losses.append(summed / (targets != -100).sum().clamp(min=1))
-    return torch.stack(losses)
+def _loss_increases(original: Tensor, output: Tensor, labels: Tensor | None) -> Tensor:
+    """Return the increase of each sample's loss (n,), or without labels the divergence."""
+    if labels is None:
+        change, positions = divergence(original, output)
+    else:
+        change, positions = loss_change(original, output, labels)
+    return change / positions.clamp(min=1)
 
 
 @torch.no_grad()

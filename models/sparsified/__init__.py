@@ -1,7 +1,7 @@
 """Networks whose ReLUs are replaced by PReLUs, so that units can be linearised one by one.
 
 `sparsification` builds and linearises these networks and defines the training penalty.
-`relu_calls` finds the ReLU calls, and replaces them by the PReLUs in `layers`.
+`relu_calls` finds the ReLU calls, and replaces them by PReLUs.
 """
 
 from .sparsification import checkpoint_metadata as checkpoint_metadata

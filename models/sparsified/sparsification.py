@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from nlbench.errors import RequestError, first_line
 from nlbench.introspection.model_state import refuse_unobservable
 
-from .layers import SparsePReLU
-from .relu_calls import call_counts_text, find_calls, outputs_agree, replace_calls
+from .relu_calls import SparsePReLU, call_counts_text, find_calls, outputs_agree, replace_calls
 
 MIN_ROOT_DISTANCE = 1e-4
 """Distance from slope 1 below which the penalty is linear, so that its gradient is finite."""

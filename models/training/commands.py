@@ -37,7 +37,7 @@ from nlbench.parsers import (
 from nlbench.signals import check_interruption
 
 if TYPE_CHECKING:
-    from .training_folder import TrainingSummary
+    from .train import TrainingSummary
     from .training_request import TrainingRequest
 
 Checkpoint = Annotated[
@@ -292,22 +292,16 @@ def linearize(
     with create_progress(progress) as bar:
         bar.show_status("loading")
         from .linearise import LinearisationRequest, linearise
-        from .training_request import resolve_recipe
+        from .training_request import TrainingRequest, resolve_recipe
 
+        recipe = "from-start" if from_start else "post-training"
+        changes["layerwise"] = layerwise
+        training = TrainingRequest(
+            model, data, recipe, 0, weights, None, changes, options, device, arguments
+        )
+        base_recipe = resolve_recipe(model, base_recipe)
         request = LinearisationRequest(
-            model,
-            data,
-            mode="from-start" if from_start else "post-training",
-            base_recipe=resolve_recipe(model, base_recipe),
-            omegas=omegas,
-            seeds=seed_numbers,
-            weights=weights,
-            control=bool(control),
-            layerwise=layerwise,
-            changes=changes,
-            options=options,
-            arguments=arguments,
-            device=device,
+            training, base_recipe, omegas, seed_numbers, control=bool(control)
         )
         try:
             run = linearise(request, folder, settings=settings, progress=bar, command=command)

@@ -8,7 +8,7 @@ they were trained, and any measure can be applied to them. The recipes are in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,7 @@ from nlbench.subjects.weights_choice import choose_weights, training_failure
 
 from .parallel import train_networks
 from .recipes import WEIGHT_TEXT
-from .train import check_training, finished_training
-from .training_folder import record_failure
+from .train import check_training, finished_training, record_failure
 from .training_request import TrainingRequest
 
 MEASURES = ("accuracy", "linear-units", "pathlength")
@@ -39,83 +38,55 @@ MEASURES = ("accuracy", "linear-units", "pathlength")
 class LinearisationRequest:
     """A request to linearise a network with several values of ω and seeds.
 
-    See `TrainingRequest`.
-
     Parameters
     ----------
-    mode : str
-        Registered name of a `nlbench.models.training.linearisation_recipes.Linearisation`.
+    training : TrainingRequest
+        How each network is linearised; ω and the seed replace its own. Its recipe is a
+        `nlbench.models.training.linearisation_recipes.Linearisation`. Its weights, for a recipe
+        that starts from trained ones, may be ``auto``: bundled trained weights if there are any,
+        else a training run per seed.
     base_recipe : str
         Registered recipe for networks that must be trained first.
     omegas : tuple of float
         Weights of the penalty.
-    weights : str
-        Initial weights, for a recipe that starts from trained ones: ``trained``, a checkpoint's
-        path, or ``auto``: bundled trained weights if there are any, else a training run per seed.
     control : bool
         Add a control for each network, with the same number of linear units, drawn at random.
-    layerwise : bool
-        Use one slope per layer instead of one per channel.
     """
 
-    model: str
-    data: str
-    mode: str
+    training: TrainingRequest
     base_recipe: str
     omegas: tuple[float, ...]
     seeds: tuple[int, ...] = (0,)
-    weights: str = "auto"
     control: bool = False
-    layerwise: bool = False
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    options: tuple[tuple[str, OptionValue | str], ...] = ()
-    device: str = "auto"
-    arguments: tuple[tuple[str, OptionValue | str], ...] = ()
 
     def __post_init__(self) -> None:
+        weights = self.training.weights
         for omega in self.omegas:
             if not 0 <= omega <= MAX_WEIGHT:
                 raise RequestError(f"omega is {omega}, expected {WEIGHT_TEXT}")
-        if self.control and self.layerwise:
+        if self.control and self.training.changes.get("layerwise"):
             raise RequestError("the random control requires one slope per channel, not per layer")
         if self.control and not self.starts_trained:
             raise RequestError("the random control requires --post-training")
-        if self.weights in ("init", "calibrated"):
+        if weights in ("init", "calibrated"):
             raise RequestError(
-                f"--weights {self.weights}: use --from-start to linearise initial weights"
+                f"--weights {weights}: use --from-start to linearise initial weights"
             )
-        if self.weights != "auto" and not self.starts_trained:
-            raise RequestError(
-                f"--weights {self.weights}: --from-start starts from initial weights"
-            )
+        if weights != "auto" and not self.starts_trained:
+            raise RequestError(f"--weights {weights}: --from-start starts from initial weights")
 
     @property
     def starts_trained(self) -> bool:
         """True if the recipe starts from trained weights."""
-        return bool(getattr(registry.load("recipes", self.mode), "starts_trained", False))
-
-    def training(
-        self, recipe: str, seed: int, weights: str, changes: Mapping[str, Any]
-    ) -> TrainingRequest:
-        """Return the request to train one network."""
-        return TrainingRequest(
-            self.model,
-            self.data,
-            recipe,
-            seed,
-            weights,
-            changes=changes,
-            options=self.options,
-            device=self.device,
-            arguments=self.arguments,
-        )
+        recipe = registry.load("recipes", self.training.recipe)
+        return bool(getattr(recipe, "starts_trained", False))
 
     def linearisation(
         self, omega: float, seed: int, weights: str, **changes: Any
     ) -> TrainingRequest:
         """Return the request to linearise one network."""
-        changes = {**self.changes, "omega": omega, "layerwise": self.layerwise, **changes}
-        return self.training(self.mode, seed, weights, changes)
+        changes = {**self.training.changes, "omega": omega, **changes}
+        return replace(self.training, seed=seed, weights=weights, changes=changes)
 
 
 def linearise(
@@ -145,24 +116,23 @@ def linearise(
         If no network could be trained.
     """
     folder = Path(out)
-    subject_settings = {f"{request.data}.{name}": value for name, value in request.options}
-    subject_settings |= {f"{request.model}.{name}": value for name, value in request.arguments}
-
-    def measurement(weights: tuple[str, ...]) -> Request:
-        return Request(
-            MEASURES,
-            (request.model,),
-            (request.data,),
-            weights,
-            samples=0,
-            device=request.device,
-            settings={**subject_settings, **(settings or {})},
-        )
-
+    training = request.training
+    options = {f"{training.data}.{name}": value for name, value in training.options}
+    options |= {f"{training.model}.{name}": value for name, value in training.arguments}
+    measurement = Request(
+        MEASURES,
+        (training.model,),
+        (training.data,),
+        ("init",),
+        samples=0,
+        device=training.device,
+        settings={**options, **(settings or {})},
+    )
     # Validate the request before training the first network.
-    preview(measurement(("init",)), folder)
+    preview(measurement, folder)
     weights = _train_all(request, folder / "checkpoints", progress, command)
-    return nlbench.run(measurement(tuple(weights)), folder, progress=progress, command=command)
+    measurement = replace(measurement, weights=tuple(weights))
+    return nlbench.run(measurement, folder, progress=progress, command=command)
 
 
 def _train_all(
@@ -172,7 +142,7 @@ def _train_all(
     if not folder.is_dir():
         warning = check_training(request.linearisation(request.omegas[0], 0, "init"))
         if warning:
-            ProgressMonitor(progress).warn(f"{request.model}: {warning}")
+            ProgressMonitor(progress).warn(f"{request.training.model}: {warning}")
     starts, references = _starts(request, folder)
     prefix = "" if request.starts_trained else "start-"
     networks = {
@@ -210,16 +180,17 @@ def _starts(
     """Return the initial weights for each seed, and the training requests that they require."""
     if not request.starts_trained:
         return dict.fromkeys(request.seeds, "init"), {}
-    spec = SubjectSpec(request.model, request.weights, request.data, options=request.options)
+    training = request.training
+    spec = SubjectSpec(training.model, training.weights, training.data, options=training.options)
     choice = choose_weights(spec)
     if choice.file is not None:
         path = f"{choice.file}#{choice.key}".removesuffix("#")
         weights = "trained" if choice.label == "trained" else path
         return dict.fromkeys(request.seeds, weights), {}
+    base = replace(training, recipe=request.base_recipe, weights="init", changes={})
     files = {seed: folder / f"reference-seed{seed}.safetensors" for seed in request.seeds}
     return {seed: str(file) for seed, file in files.items()}, {
-        file: request.training(request.base_recipe, seed, "init", {})
-        for seed, file in files.items()
+        file: replace(base, seed=seed) for seed, file in files.items()
     }
 
 

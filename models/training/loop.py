@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,19 +12,76 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from nlbench.errors import NotFinite
+from nlbench.errors import NotFinite, RequestError, first_line
 from nlbench.introspection.precision import exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state, torch_generators
 from nlbench.parsers import MAX_TRAINING_SEED
+from nlbench.serialization.files import write_atomically
 from nlbench.serialization.hashing import state_hash
 
 from .label_noise import check_seed
 from .recipes import Recipe, vanilla
 from .tasks import Task, task_of
-from .training_state import read_state, write_state
 
 if TYPE_CHECKING:
     from nlbench.subjects.data import Data
+
+
+FORMAT = 1
+
+
+def write_state(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Write the state of a training run, and all that determines its result, atomically."""
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, "identity": dict(identity), **state}, buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the state of a training run, unpickling only tensors and plain values.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the file is damaged or was written by another training run.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "state"
+    >>> write_state(path, {"seed": 0}, {"epoch": 3})
+    >>> read_state(path, {"seed": 0})["epoch"]
+    3
+    """
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # Unpickling damaged bytes can raise any exception.
+        reason = first_line(error)[:80]
+        raise RequestError(
+            f"{path} is not a training state, or is damaged ({reason}); remove it to train again"
+        ) from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise RequestError(f"{path} is not a training state; remove it to train again")
+    if difference := difference_text(state["identity"], identity):
+        raise RequestError(
+            f"{path} belongs to another training run: {difference}; remove it to train again"
+        )
+    return state
+
+
+def difference_text(before: Mapping[str, Any], now: Mapping[str, Any], *ignored: str) -> str:
+    """Describe the first three entries that differ.
+
+    Empty if none does.
+
+    Examples
+    --------
+    >>> difference_text({"seed": 0, "device": "cpu"}, {"seed": 1, "device": "cuda"}, "device")
+    'seed was 0 and is 1'
+    """
+    names = [n for n in {**before, **now} if before.get(n) != now.get(n) and n not in ignored]
+    return ", ".join(f"{n} was {before.get(n)} and is {now.get(n)}" for n in names[:3])
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,7 @@ from nlbench.serialization.fields import from_plain, to_plain
 from nlbench.subjects.weights_choice import training_failure
 
 from .loop import Epoch
-from .train import finished_training, run_training
-from .training_folder import record_failure
+from .train import finished_training, record_failure, run_training
 from .training_request import TrainingRequest, load_recipe
 
 Message = dict[str, Any]
@@ -31,7 +30,10 @@ class _StartFailed(RequestError):
     """Error for a network whose initial weights come from a failed training run."""
 
 
-_ERROR_CLASSES = {kind.__name__: kind for kind in (NotFinite, PluginError, RequestError)}
+_ERROR_CLASSES: Mapping[str, type[NlbenchError]] = {
+    **{kind.__name__: kind for kind in (NotFinite, PluginError, RequestError)},
+    _StartFailed.__name__: RequestError,
+}
 
 
 def train_networks(
@@ -78,7 +80,7 @@ def train_networks(
     def receive(file: Path, message: Message) -> None:
         if "step" in message:
             monitor.step(message["step"])
-        elif message.get("is_caused") and calls[file]["waits"]:
+        elif message.get("kind") == _StartFailed.__name__ and calls[file]["waits"]:
             skipped.append(file.stem)
         elif text := message.get("failed") or message.get("done"):
             error_class = _ERROR_CLASSES.get(message.get("kind", ""), NlbenchError)
@@ -86,7 +88,16 @@ def train_networks(
             if len(errors) > 1:
                 monitor.warn(str(errors[-1]))
 
-    calls = {file: _call(request, file, command, pending) for file, request in pending.items()}
+    files = set(map(str, pending))
+    calls = {
+        file: {
+            "request": to_plain(request),
+            "file": str(file),
+            "command": command,
+            "waits": request.weights in files,
+        }
+        for file, request in pending.items()
+    }
     if min(workers, len(pending)) > 1:
         with closing(
             call_in_processes(
@@ -122,17 +133,8 @@ def train_in_worker(call: Mapping[str, Any], send: MessageCallback) -> None:
         send(_failure(error))
 
 
-def _call(
-    request: TrainingRequest, file: Path, command: str, batch: Iterable[Path]
-) -> dict[str, Any]:
-    waits = request.weights in map(str, batch)
-    return {"request": to_plain(request), "file": str(file), "command": command, "waits": waits}
-
-
 def _failure(error: Exception) -> Message:
-    kind = RequestError if isinstance(error, _StartFailed) else type(error)
-    is_caused = isinstance(error, _StartFailed)
-    return {"failed": error_text(error), "kind": kind.__name__, "is_caused": is_caused}
+    return {"failed": error_text(error), "kind": type(error).__name__}
 
 
 def _train(call: Mapping[str, Any], send: MessageCallback) -> None:

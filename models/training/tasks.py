@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,18 +12,73 @@ from torch.nn import functional
 
 from nlbench.errors import NotFinite, RequestError
 from nlbench.introspection.model_state import evaluation_mode
-from nlbench.models.datasets.parallel_text import ParallelText
+from nlbench.models.datasets.parallel_text import END, PAD, START, ParallelText
 from nlbench.models.datasets.regression import RegressionDataset
 from nlbench.models.datasets.text import TextWindows
 from nlbench.subjects.data import Dataset
 
-from .augmentation import augment
-from .batches import batches, to_device
+from .batches import augment, batches, to_device
 from .label_noise import with_label_noise
-from .translation import SENTENCES_PER_BATCH, bleu, translate
 
 if TYPE_CHECKING:
     from .recipes import Recipe
+
+
+SENTENCES_PER_BATCH = 256
+
+
+def translate(model: nn.Module, sources: Tensor, device: torch.device) -> Tensor:
+    """Translate greedily, choosing the token with the largest logit at each position.
+
+    The model maps (n, 2, length) to (n, length, classes). Sources (n, length) become translations
+    of the same shape, padded after the end token, which is missing if a sentence doesn't end within
+    the length.
+    """
+    translations = []
+    with evaluation_mode(model):
+        for source in torch.split(sources, SENTENCES_PER_BATCH):
+            inputs = torch.stack([source, torch.full_like(source, PAD)], dim=1).to(device)
+            inputs[:, 1, 0] = START
+            tokens = torch.full_like(source, PAD).to(device)
+            is_open = torch.ones(len(source), dtype=torch.bool, device=device)
+            for position in range(source.shape[1]):
+                token = model(inputs)[:, position].argmax(dim=1)
+                tokens[:, position] = torch.where(is_open, token, PAD)
+                is_open &= token != END
+                if not bool(is_open.any()):
+                    break
+                if position + 1 < source.shape[1]:
+                    inputs[:, 1, position + 1] = tokens[:, position]
+            translations.append(tokens.cpu())
+    return torch.cat(translations)
+
+
+def bleu(translations: Sequence[str], references: Sequence[str], tokens: str = "13a") -> float:
+    """Compute the corpus BLEU of translations, 0 to 100, with sacrebleu and one of its tokenizers.
+
+    References
+    ----------
+    M. Post. A Call for Clarity in Reporting BLEU Scores. WMT, 2018.
+
+    Examples
+    --------
+    >>> bleu(["the cat sat on the mat"], ["the cat sat on the mat"])
+    100.0
+    """
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+    except ImportError as error:
+        raise RequestError(
+            "BLEU needs the sacrebleu library: pip install 'nlbench[translation]'"
+        ) from error
+    if tokens not in BLEU.TOKENIZERS:
+        known = ", ".join(sorted(BLEU.TOKENIZERS))
+        raise RequestError(f"BLEU: unknown tokenizer '{tokens}', expected one of: {known}")
+    # `force` suppresses a warning about references that end with a space and a full stop.
+    metric = BLEU(tokenize=tokens, force=True)
+    score = metric.corpus_score(list(translations), [list(references)])
+    return round(float(score.score), 6)
+
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets."""
@@ -77,6 +132,8 @@ class Task(ABC):
 
     def evaluation_batches(self, split: str, device: torch.device) -> Iterator[Batch]:
         """Yield all samples of a split, not augmented."""
+        if split not in self.sizes:
+            raise RequestError(f"there is no split '{split}'; expected test or train")
         return self.read(split, torch.arange(self.sizes[split]), self.evaluation_batch_size, device)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:

@@ -147,8 +147,6 @@ def tones(count: int = 128, seed: int = 0) -> Dataset:
         test=draw(Generator().manual_seed(2 * seed)),
         shape=(FRAME,),
         classes=BINS,
-        mean=(),
-        std=(),
         preprocessing=(
             f"{count} tones of eight harmonics at 16 kHz, seed {seed}; each frame of "
             f"{FRAME} samples has mean 0 and standard deviation 1"

@@ -15,8 +15,7 @@ from nlbench.options import Option
 from nlbench.subjects.data import Dataset, dataset
 from nlbench.subjects.own_data import InMemoryItems
 
-from .catalogue import MEMBERS, Member
-from .packages import PackagedFile
+from .catalogue import MEMBERS, Member, PackagedFile
 
 INPUTS, OUTPUTS = 25, 198
 
@@ -85,8 +84,6 @@ def airfoils(count: int = 512, seed: int = 0) -> Dataset:
         InMemoryItems(rows[:count]),
         shape=(INPUTS,),
         classes=OUTPUTS,
-        mean=(),
-        std=(),
         preprocessing=(
             f"normal distribution with the mean and covariance of NeuralFoil's scaled training "
             f"inputs, numpy RandomState({seed}); the first {count} draws for test"

@@ -19,8 +19,7 @@ from nlbench.subjects.data import Dataset, dataset
 from nlbench.subjects.own_data import InMemoryItems
 from nlbench.subjects.weights import read_checkpoint
 
-from .catalogue import MEMBERS, Member
-from .packages import PackagedFile
+from .catalogue import MEMBERS, Member, PackagedFile
 
 VOCABULARY = PackagedFile(
     MEMBERS["rxnmapper"].file.package,
@@ -128,8 +127,6 @@ def reactions(count: int = 256, length: int = 63, seed: int = 0) -> Dataset:
         InMemoryItems(rows[:count]),
         shape=(length,),
         classes=len(vocabulary),
-        mean=(),
-        std=(),
         preprocessing=(
             f"{count} of {len(fitting)} reactions with {length} tokens, drawn by numpy "
             f"RandomState({seed})"

@@ -147,9 +147,9 @@ class Dataset:
     test: Items
     shape: tuple[int, ...]
     classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    preprocessing: str
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    preprocessing: str = ""
     source: Source = field(default_factory=lambda: Source(""))
     labelled: bool = True
     adapt: Callable[[Preprocessing], Dataset] | None = None

@@ -213,8 +213,6 @@ def make_dataset(label: str, items: Items, classes: int, preprocessing: str) -> 
         test=items,
         shape=tuple(items[0][0].shape),
         classes=classes,
-        mean=(),
-        std=(),
         preprocessing=f"{preprocessing}; both splits are all samples",
         labelled=classes > 0,
     )

@@ -9,9 +9,8 @@ from torch import nn
 
 from nlbench.cli.app import main
 from nlbench.models.removal import export
-from nlbench.models.removal.export import export_program
-from nlbench.models.removal.folding import fold_activations
-from nlbench.models.removal.layers import AffineActivation
+from nlbench.models.removal.export import export_program, fold_activations
+from nlbench.models.removal.network import AffineActivation
 
 IMAGES = torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(0))
 

@@ -13,9 +13,15 @@ from torch import nn
 import nlbench
 from nlbench.cli.app import main
 from nlbench.errors import RequestError
-from nlbench.models.removal.criteria import removal_order
-from nlbench.models.removal.curve import Removal, Step, area_under, refitted_maps, weights_of_calls
-from nlbench.models.removal.removal import run_removal
+from nlbench.models.removal.curve import (
+    Removal,
+    Step,
+    area_under,
+    refitted_maps,
+    removal_order,
+    run_removal,
+    weights_of_calls,
+)
 from nlbench.probes.replacement import find_calls
 from nlbench.subjects.load import load_subject
 from nlbench.subjects.spec import SubjectSpec

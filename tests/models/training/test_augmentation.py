@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nlbench.errors import RequestError
-from nlbench.models.training.augmentation import augment
+from nlbench.models.training.batches import augment
 
 
 def generator(seed=0):

@@ -13,6 +13,7 @@ from nlbench.errors import RequestError
 from nlbench.models.networks import vgg
 from nlbench.models.training import parallel
 from nlbench.models.training.linearise import LinearisationRequest, linearise
+from nlbench.models.training.training_request import TrainingRequest
 from nlbench.progress import ProgressMonitor
 from nlbench.store.locked_folder import LockedFolder
 from nlbench.subjects.load import load_dataset, load_subject
@@ -33,14 +34,18 @@ def request(**changes):
         "options": OPTIONS,
         "device": "cpu",
     }
-    return LinearisationRequest(**{**given, **changes})
+    given |= changes
+    own = {name: given.pop(name) for name in ("base_recipe", "omegas", "seeds", "control")
+           if name in given}  # fmt: skip
+    given["changes"] = {**given["changes"], "layerwise": given.pop("layerwise", False)}
+    training = TrainingRequest(recipe=given.pop("mode"), **{"weights": "auto", **given})
+    return LinearisationRequest(training, **own)
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """Weights to start from, trained for a moment."""
     from nlbench.models.training.train import run_training
-    from nlbench.models.training.training_request import TrainingRequest
 
     file = tmp_path_factory.mktemp("start") / "start.safetensors"
     run_training(
@@ -357,7 +362,6 @@ def test_the_manifest_is_that_of_a_run(made):
 
 def test_a_translator_is_linearised(tmp_path):
     from nlbench.models.training.train import run_training
-    from nlbench.models.training.training_request import TrainingRequest
 
     options = (("largest", 99), ("test", 10), ("train", 20))
     file = tmp_path / "words.safetensors"
@@ -368,16 +372,11 @@ def test_a_translator_is_linearised(tmp_path):
         ),
         file,
     )  # fmt: skip
-    grid = LinearisationRequest(
-        "transformer-tiny",
-        "number-words",
-        "post-training",
-        "translation",
-        weights=str(file),
-        omegas=(1.0,),
-        changes={"epochs": 1},
-        options=options,
-    )
+    training = TrainingRequest(
+        "transformer-tiny", "number-words", "post-training", weights=str(file),
+        changes={"epochs": 1}, options=options,
+    )  # fmt: skip
+    grid = LinearisationRequest(training, "translation", omegas=(1.0,))
     run = linearise(grid, tmp_path / "lin")
     accuracies = values(run, "accuracy")
     assert all(0 <= accuracy <= 1 for accuracy in accuracies.values())

@@ -7,9 +7,8 @@ from torch.utils.data import TensorDataset
 
 from nlbench.errors import RequestError
 from nlbench.models.training.linearisation_recipes import from_start
-from nlbench.models.training.loop import train
+from nlbench.models.training.loop import read_state, train, write_state
 from nlbench.models.training.recipes import Recipe
-from nlbench.models.training.training_state import read_state, write_state
 from nlbench.serialization.hashing import state_hash
 from nlbench.subjects.data import Dataset
 

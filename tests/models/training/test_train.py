@@ -12,8 +12,7 @@ from safetensors import safe_open
 
 from nlbench import registry
 from nlbench.errors import RequestError
-from nlbench.models.training.train import run_training
-from nlbench.models.training.training_folder import TrainingFolder
+from nlbench.models.training.train import TrainingFolder, run_training
 from nlbench.models.training.training_request import (
     TrainingRequest,
     load_recipe,

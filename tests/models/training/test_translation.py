@@ -6,7 +6,7 @@ from nlbench.errors import RequestError
 from nlbench.models.datasets.number_words import number_words
 from nlbench.models.datasets.parallel_text import END, PAD, START
 from nlbench.models.networks.transformer import TransformerTiny
-from nlbench.models.training.translation import bleu, translate
+from nlbench.models.training.tasks import bleu, translate
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,7 @@ import pytest
 from nlbench import registry
 from nlbench.errors import RequestError
 from nlbench.models.zoo import catalogue
-from nlbench.models.zoo.catalogue import MEMBERS, Zoo
-from nlbench.models.zoo.packages import Package, PackagedFile
+from nlbench.models.zoo.catalogue import MEMBERS, Package, PackagedFile, Zoo
 from nlbench.plan import make_plan
 from nlbench.request import Request
 from nlbench.subjects.data import dataset_info
