@@ -1,7 +1,6 @@
 """``new-measure`` writes a package that works, ``check-measure`` checks what is installed."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -28,15 +27,12 @@ def made(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_new_packages_own_tests_pass(made):
+def test_the_new_packages_own_tests_pass(made, tmp_path):
     folder, site = made
-    tested = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder / "tests"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-    )
+    script = tmp_path / "script.py"
+    script.write_text("import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))")
+    options = ("-q", "-p", "no:cacheprovider")
+    tested = call(*options, folder / "tests", cwd=folder, paths=[site], script=str(script))
     assert tested.returncode == 0, tested.stdout
     assert "3 passed" in tested.stdout
 
