@@ -47,6 +47,14 @@ def test_new_measure_is_registered_and_keeps_the_contract(made, tmp_path):
     assert "repeatable" in table
 
 
+def test_a_folder_that_exists_is_not_overwritten(made):
+    folder, _ = made
+    again = call("new-measure", "bent", cwd=folder.parent)
+    assert again.returncode == 2
+    assert f"{folder.name} already exists" in again.stderr
+    assert again.stderr.count("\n") == 1
+
+
 def test_broken_measure_has_status_1_and_is_named(made, tmp_path):
     _, site = made
     module = site / "nlbench_bent" / "__init__.py"
@@ -58,26 +66,3 @@ def test_broken_measure_has_status_1_and_is_named(made, tmp_path):
         module.write_text(text)
     assert checked.returncode == 1
     assert "measure 'bent' fails: direction" in checked.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["new-measure", "affinity"], "there is already a measure 'affinity'"),
-        (["new-measure", "sites"], "there is already a probe 'sites'"),
-        (["new-measure", "Two Words"], "can't be a measure's name"),
-        (["new-measure", "../up"], "can't be a measure's name"),
-        (["new-measure", "class"], "can't be a measure's name"),
-        (["new-measure", "mine", "--out", "full"], "full already exists"),
-        (["check-measure", "afinity"], "did you mean 'affinity'?"),
-        (["check-measure", "r2", "--set", "r2.kind=none"], "unknown 'none'"),
-    ],
-)
-def test_a_wrong_request_is_one_line(arguments, says, tmp_path):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    done = call(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
