@@ -1,3 +1,4 @@
+import functools
 import importlib
 import os
 import signal
@@ -66,6 +67,16 @@ def seeded(request):
     import torch
 
     torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_tree_of_commands():
+    """Build it once, which takes longer than most commands that tests call."""
+    import typer.main
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 # Libraries are imported here and not above: the process that only distributes tests needs none.

@@ -341,7 +341,7 @@ def _kernels() -> set[str]:
 
     Imports of PyTorch add some for other dispatch keys.
     """
-    names = getattr(torch.library, "_impls", set()).copy()
+    names: set[str] = getattr(torch.library, "_impls", set()).copy()
     replaced = [n.split("/") for n in names if n.endswith(_KERNEL_KEYS) and n.startswith("aten/")]
     return {f"torch.ops.aten.{operator_name} ({key})" for _, operator_name, key in replaced}
 

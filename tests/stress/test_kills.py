@@ -180,4 +180,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
         kills = int(sys.argv[1]) if len(sys.argv) > 1 else 200
         executors = tuple(sys.argv[2:]) or EXECUTORS
-        print(json.dumps(kill_all(Path(place), kills, 12, executors), indent=1))
+        seeds = 12 if kills > len(executors) else 6
+        print(json.dumps(kill_all(Path(place), kills, seeds, executors), indent=1))

@@ -9,8 +9,6 @@ from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from nlbench.errors import RequestError
 from nlbench.models.datasets.published import fashion_mnist, mnist
-from nlbench.models.networks.vgg import vgg8
-from nlbench.models.training.loop import train
 
 NAMES = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"]
 NAMES += [name.replace("train", "t10k") for name in NAMES]
@@ -104,29 +102,6 @@ def test_a_truncated_compressed_file_is_refused(tmp_path):
         mnist(str(folder)).sample(1)
 
 
-def test_a_missing_dataset_is_reported_in_one_line(tmp_path):
-    with pytest.raises(RequestError) as caught:
-        fashion_mnist(str(tmp_path))
-    assert all(name in str(caught.value) for name in NAMES)
-    assert str(caught.value).startswith(f"fashion-mnist: its files are not in {tmp_path}; put ")
-
-
-def test_a_missing_file_is_named(tmp_path):
-    folder = write(tmp_path / "data")
-    (folder / NAMES[1]).unlink()
-    with pytest.raises(RequestError, match=f"lacks the file {NAMES[1]}"):
-        mnist(str(folder))
-
-
-def test_existing_files_are_not_downloaded(tmp_path, monkeypatch):
-    def fails(*_, **__):
-        raise AssertionError("a download was tried")
-
-    monkeypatch.setattr("torchvision.datasets.MNIST", fails)
-    folder = write(tmp_path / "data")
-    assert len(mnist(str(folder), download=True).test) == 5
-
-
 def test_missing_files_are_downloaded(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "torchvision.datasets.MNIST", lambda root, download: write(Path(root) / "MNIST" / "raw")
@@ -137,12 +112,3 @@ def test_missing_files_are_downloaded(tmp_path, monkeypatch):
 def test_a_folder_of_an_unknown_user_is_missing():
     with pytest.raises(RequestError, match="its files are not in ~nobody-of-that-name"):
         mnist("~nobody-of-that-name/mnist")
-
-
-def test_damaged_file_is_reported_before_the_first_epoch(tmp_path):
-    folder = write(tmp_path / "data")
-    (folder / "t10k-images-idx3-ubyte").write_bytes(b"damaged")
-    heard = []
-    with pytest.raises(RequestError, match="t10k-images-idx3-ubyte"):
-        train(vgg8, mnist(str(folder), channels="3"), progress=heard.append)
-    assert heard == []

@@ -5,6 +5,7 @@ from importlib import import_module
 import pytest
 import torch
 from hostile import write_plugin
+from workers import fork_workers
 
 from nlbench.evaluation import evaluate
 from nlbench.execution.unit_runner import UnitRunner
@@ -271,7 +272,8 @@ def test_subject_does_not_change_the_next_one(tmp_path, first):
 @pytest.mark.parametrize(
     ("executor", "model"), [("serial", "leaving"), ("processes", "built_leaving")]
 )
-def test_a_changed_process_measures_no_other_subject(tmp_path, executor, model):
+def test_a_changed_process_measures_no_other_subject(tmp_path, monkeypatch, executor, model):
+    fork_workers(monkeypatch)
     alone = measured(tmp_path / "alone", "innocent")
     execution = ExecutionOptions(executor=executor, workers=1)
     try:
@@ -331,7 +333,8 @@ def test_monitors_are_informed_of_loads_and_passes():
         assert record.costs["load_seconds"] == first[0].costs["load_seconds"] > 0
 
 
-def test_changed_settings_are_recorded(tmp_path):
+def test_changed_settings_are_recorded(tmp_path, monkeypatch):
+    fork_workers(monkeypatch)
     results = measured(tmp_path / "run", "switching,patching,built_patching", "plain")
     assert results["switching", "plain"].reason.endswith(
         "the pass changed torch.get_default_device, torch.get_default_dtype, "
