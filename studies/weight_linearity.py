@@ -144,7 +144,7 @@ def unfrozen(model: nn.Module) -> nn.Module:
 
     import torch
 
-    from nlbench.models.sparsified.layers import SparsePReLU
+    from nlbench.models.sparsified.relu_calls import SparsePReLU
 
     model = copy.deepcopy(model)
     for layer in model.modules():
