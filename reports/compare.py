@@ -355,7 +355,7 @@ class Comparison:
     def html(self) -> str:
         """Return the comparison as an HTML page."""
         drawn = [d for d in self.differences if sum(p.change == p.change for p in d.places) > 1]
-        from .figures import comparison_panel  # imports matplotlib
+        from .panels import comparison_panel  # imports matplotlib
 
         panels = [
             {

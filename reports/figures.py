@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.cm
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
@@ -22,7 +21,7 @@ from matplotlib.figure import Figure
 from nlbench.errors import RequestError, nearest
 
 from .compare import Difference, compare_runs, difference_of, mark_significant
-from .drawing import PAGE_WIDTH, NotebookFigure, in_page_colours, laid_out, to_svg
+from .drawing import PAGE_WIDTH, NotebookFigure, laid_out
 from .embedded import compressed
 from .leaderboard import Row, compared_measures, leaderboard, sense_of
 from .panels import (
@@ -31,11 +30,11 @@ from .panels import (
     LabelledCells,
     draw_bars,
     draw_distribution,
-    draw_dumbbells,
     draw_path,
     draw_signature,
     draw_standings,
     draw_strips,
+    dumbbell_figure,
     legend_label,
     short,
 )
@@ -49,7 +48,7 @@ from .tables import (
     TableSubject,
     read_run,
 )
-from .text import direction, range_noun, range_text
+from .text import direction
 
 if TYPE_CHECKING:
     from nlbench.store.run import Run
@@ -58,7 +57,6 @@ FORMS = ("strip", "signature", "board", "compare", "path")
 FORMATS = ("pdf", "svg", "png")
 WIDTHS = {"column": 3.25, "text": 6.75}
 """Inches: one column of a page with two, and the whole page."""
-MAX_PLACES = 80
 MAX_ROWS = 40
 """Maximum number of networks or places in one figure; more would be taller than a page."""
 _PANEL_WIDTH = 1.05  # inches of a measure's panel in a board, at least
@@ -376,61 +374,3 @@ def _into(ax: Axes | None, draw: Callable[[Any], float]) -> Figure:
         return laid_out(PAGE_WIDTH, "png", draw)
     draw(ax.figure)
     return ax.figure  # type: ignore[return-value]
-
-
-def dumbbell_figure(
-    difference: Difference,
-    names: tuple[str, str],
-    info: Mapping[str, Any],
-    width: float = PAGE_WIDTH,
-    format: str = "svg",
-) -> NotebookFigure:
-    """Draw the values of two networks at each place, joined by a bar, and their difference.
-
-    The axis holds all intervals. Of more than 80 places, those that changed most are drawn.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If no place has a value in both networks.
-    """
-    drawn = [d for d in difference.places if math.isfinite(d.change)]
-    if len(drawn) > MAX_PLACES:
-        least = sorted((abs(d.change) for d in drawn), reverse=True)[MAX_PLACES - 1]
-        drawn = [d for d in drawn if abs(d.change) >= least]
-    if math.isfinite(difference.change):
-        drawn.append(difference)
-    if not drawn:
-        raise RequestError(f"{difference.measure}: no place has a value in both networks")
-
-    def draw(figure: Figure) -> float:
-        axes = figure.add_subplot()
-        draw_dumbbells(axes, drawn, names)
-        words = direction(info.get("more_means", "neither"))
-        axes.set_xlabel(f"{difference.measure} ({words})")
-        columns = 2 if sum(map(len, names)) < 11 * width else 1
-        figure.legend(loc="outside upper left", ncols=columns)
-        return 0.8 + 0.19 * len(drawn) + 0.16 * (2 // columns)
-
-    return laid_out(width, format, draw)
-
-
-def comparison_panel(
-    difference: Difference, names: tuple[str, str], info: Mapping[str, Any], index: int
-) -> dict[str, Any]:
-    """Return the figure as SVG in the page's colours, and the strips of both networks.
-
-    The strips have one scale, with its legend; there are none without places.
-    """
-    title = f"{difference.measure} of {names[0]} and {names[1]} at each place"
-    svg = to_svg(dumbbell_figure(difference, names, info), prefix=f"plot{index}", title=title)
-    panel: dict[str, Any] = {"plot": Markup(in_page_colours(svg)), "strips": []}
-    sides = [[(d.first, d.second)[side].value for d in difference.places] for side in (0, 1)]
-    scale = colour_scale(difference.measure, info, [v for side in sides for v in side])
-    if scale is not None:
-        titles = [
-            f"{n}, {range_noun(info)} {range_text(v)}" for n, v in zip(names, sides, strict=True)
-        ]
-        panel["strips"] = [(v, scale, t) for v, t in zip(sides, titles, strict=True)]
-        panel["legend"] = scale.legend()
-    return panel

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
@@ -15,9 +18,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from nlbench.errors import RequestError, one_line
 
+from .drawing import PAGE_WIDTH, NotebookFigure, in_page_colours, laid_out, to_svg
 from .fingerprint import Scale
+from .population import colour_scale
 from .tables import Score
-from .text import count
+from .text import count, direction, range_noun, range_text
 
 if TYPE_CHECKING:
     from .compare import Difference
@@ -43,6 +48,7 @@ _RULE = "#dddddd"
 RAMP = ("#f4f1f8", "#e2e6f2", "#c9d8ea", "#abc8e1", "#87b2d6", "#6099c8", "#3878b0", "#23639e",
         "#10457e", "#05234f")  # fmt: skip
 MAX_SERIES = len(_COLORS)  # more series in one figure couldn't be distinguished
+MAX_PLACES = 80
 MAX_NAMES = 24
 """Maximum number of places that are named at the axis."""
 _MAX_NAME_LENGTH = 36
@@ -395,3 +401,61 @@ def _name_places(axes: Axes, cells: Sequence[Score], axis_label: str) -> None:
         axes.set_xticks(range(1, longest + 1), shown, rotation=90 if rotated else 0)
         return
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
+
+
+def dumbbell_figure(
+    difference: Difference,
+    names: tuple[str, str],
+    info: Mapping[str, Any],
+    width: float = PAGE_WIDTH,
+    format: str = "svg",
+) -> NotebookFigure:
+    """Draw the values of two networks at each place, joined by a bar, and their difference.
+
+    The axis holds all intervals. Of more than 80 places, those that changed most are drawn.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If no place has a value in both networks.
+    """
+    drawn = [d for d in difference.places if math.isfinite(d.change)]
+    if len(drawn) > MAX_PLACES:
+        least = sorted((abs(d.change) for d in drawn), reverse=True)[MAX_PLACES - 1]
+        drawn = [d for d in drawn if abs(d.change) >= least]
+    if math.isfinite(difference.change):
+        drawn.append(difference)
+    if not drawn:
+        raise RequestError(f"{difference.measure}: no place has a value in both networks")
+
+    def draw(figure: Figure) -> float:
+        axes = figure.add_subplot()
+        draw_dumbbells(axes, drawn, names)
+        words = direction(info.get("more_means", "neither"))
+        axes.set_xlabel(f"{difference.measure} ({words})")
+        columns = 2 if sum(map(len, names)) < 11 * width else 1
+        figure.legend(loc="outside upper left", ncols=columns)
+        return 0.8 + 0.19 * len(drawn) + 0.16 * (2 // columns)
+
+    return laid_out(width, format, draw)
+
+
+def comparison_panel(
+    difference: Difference, names: tuple[str, str], info: Mapping[str, Any], index: int
+) -> dict[str, Any]:
+    """Return the figure as SVG in the page's colours, and the strips of both networks.
+
+    The strips have one scale, with its legend; there are none without places.
+    """
+    title = f"{difference.measure} of {names[0]} and {names[1]} at each place"
+    svg = to_svg(dumbbell_figure(difference, names, info), prefix=f"plot{index}", title=title)
+    panel: dict[str, Any] = {"plot": Markup(in_page_colours(svg)), "strips": []}
+    sides = [[(d.first, d.second)[side].value for d in difference.places] for side in (0, 1)]
+    scale = colour_scale(difference.measure, info, [v for side in sides for v in side])
+    if scale is not None:
+        titles = [
+            f"{n}, {range_noun(info)} {range_text(v)}" for n, v in zip(names, sides, strict=True)
+        ]
+        panel["strips"] = [(v, scale, t) for v, t in zip(sides, titles, strict=True)]
+        panel["legend"] = scale.legend()
+    return panel

@@ -21,7 +21,7 @@ from nlbench.measure import Result, Value
 from nlbench.reports import compare
 from nlbench.reports.compare import check_comparison_file, compare_runs, difference_of
 from nlbench.reports.exports import read_csv
-from nlbench.reports.figures import dumbbell_figure
+from nlbench.reports.panels import dumbbell_figure
 from nlbench.reports.tables import Score
 from nlbench.reports.text import percentage
 from nlbench.store.manifest import Manifest
