@@ -17,7 +17,14 @@ from nlbench.reports.signatures import SignatureComparison, compare_signatures
 from .airfoils import SIZES
 from .framework import Findings, Runs, Verdict
 from .framework.figures import draw_signature_map, page_figure
-from .framework.verdicts import correlates, correlation_text, ordered, rises, within
+from .framework.verdicts import (
+    correlates,
+    correlation_text,
+    networks_ordered,
+    ordered,
+    rises,
+    within,
+)
 from .shared.classical_scaling import scale_to_plane
 from .shared.classifiers import (
     CLASSIFIERS,
@@ -147,7 +154,7 @@ def _compare_with_alexnet(names: Sequence[str], distances: NDArray[np.float64]) 
             claims[1],
             "a U-turn",
             ours if are_known else "",
-            ordered(latest, middle),
+            networks_ordered(latest, middle),
             "agrees if all of them are nearer than every network from 2018 to 2020",
         ),
     ]
@@ -168,7 +175,7 @@ def _vits_are_apart(families: Sequence[str], distances: NDArray[np.float64]) -> 
         claim,
         published,
         f"mean distance {means['ViT']:.2f}; {second} {means[second]:.2f}",
-        ordered(list(others.values()), means["ViT"]),
+        ordered(others[second], means["ViT"]),
         "mean DTW distance to the networks of other families; agrees if larger than for any other",
     )
 

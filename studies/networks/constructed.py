@@ -121,17 +121,23 @@ def _tents(inputs: int, _: str, times: float) -> nn.Module:
     return nn.Sequential(*layers, _mixing(inputs))
 
 
+class _Block(nn.Module):
+    """x + t F(x), where F has one hidden layer."""
+
+    def __init__(self, inputs: int, width: int, activation: nn.Module, amount: float) -> None:
+        super().__init__()
+        self.amount = amount
+        hidden = _linear(inputs, width)
+        self.branch = nn.Sequential(hidden, activation, _linear(width, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.amount * self.branch(x)
+        return out
+
+
 def _residual(inputs: int, _: str, alpha: float) -> nn.Module:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.branch = nn.Sequential(_linear(inputs, WIDTH), nn.ReLU(), _linear(WIDTH, inputs))
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = x + alpha * self.branch(x)
-            return out
-
-    return nn.Sequential(*(Block() for _ in range(BLOCKS)), _linear(inputs, OUTPUTS))
+    blocks = [_Block(inputs, WIDTH, nn.ReLU(), alpha) for _ in range(BLOCKS)]
+    return nn.Sequential(*blocks, _linear(inputs, OUTPUTS))
 
 
 def _attention(inputs: int, _: str, sharpness: float) -> nn.Module:
@@ -192,20 +198,6 @@ class _Polynomial(nn.Module):
         return total
 
 
-class _Branched(nn.Module):
-    """x + t F(x), where F has one hidden layer."""
-
-    def __init__(self, inputs: int, width: int, kind: str, amount: float) -> None:
-        super().__init__()
-        self.amount = amount
-        hidden = (_linear(inputs, width), _activation(kind, 1.0))
-        self.branch = nn.Sequential(*hidden, _linear(width, inputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.amount * self.branch(x)
-        return out
-
-
 def _held_out(inputs: int, kind: str, amount: float) -> nn.Module:
     """Build a network of a held-out ladder; see `held_out.draw`."""
     drawn = draw(kind)
@@ -215,7 +207,8 @@ def _held_out(inputs: int, kind: str, amount: float) -> nn.Module:
     size = inputs
     for _layer in range(drawn.depth):
         if drawn.form == "branches":
-            layers.append(_Branched(inputs, drawn.width, drawn.activation, amount))
+            activation = _activation(drawn.activation, 1.0)
+            layers.append(_Block(inputs, drawn.width, activation, amount))
         else:
             layers += [_linear(size, drawn.width), _activation(drawn.activation, amount)]
             size = drawn.width

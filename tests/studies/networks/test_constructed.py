@@ -126,9 +126,9 @@ def test_same_relus_make_a_line_or_a_modulus():
 @pytest.mark.parametrize("name", sorted(set(CONSTRUCTED) - {"map"}))
 def test_more_is_more_nonlinear(name):
     """The amounts of the ladders rise with the affine residual, but where it is saturated."""
-    from nlbench.studies.shared.ladders import LADDERS
+    from nlbench.studies.shared.ladders import HELD_OUT, LADDERS
 
-    ladder = LADDERS[name]
+    ladder = {**LADDERS, **HELD_OUT}[name]
     d = int(ladder.settings[f"{ladder.data.partition('/')[0]}.shape"])
     x = normal(3000, d) if "normal" in ladder.data else torch.rand(3000, d).double()
     x = 2 * x - 1 if ladder.data == "interval/-1:1" else x

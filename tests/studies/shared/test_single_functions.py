@@ -117,7 +117,8 @@ def test_activations_differ_in_depth_and_width(tmp_path, monkeypatch):
     lowest = findings.tables["Lowest score and nonlinear range"].set_index("function").lowest
     assert lowest["tanh"] < lowest["sigmoid"] < 0.15 < lowest["leaky-relu"]
     linear = study.analyse(changed(runs, lambda _, value: 0.9 + value / 10)).verdicts
-    assert [v.agrees for v in linear][:5] == [False, True, False, False, False]
+    # Ranges that are all empty are not ordered.
+    assert [v.agrees for v in linear][:5] == [False, True, False, None, None]
 
 
 def test_shrinkage_keeps_the_slides_scores_at_all_sizes(tmp_path, monkeypatch):
