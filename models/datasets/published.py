@@ -147,10 +147,10 @@ class PublishedDataset:
             source=self.source,
         )
 
-    def declared(self) -> Callable[..., Dataset]:
-        """Return the function that opens the dataset, with its options."""
+    def declared(self, documented: Callable[[], None]) -> Callable[..., Dataset]:
+        """Return the function that opens the dataset, with its options and a docstring."""
         build = partial(self.open)
-        build.__doc__ = ""  # The description is the string below the definition.
+        build.__doc__ = documented.__doc__
         options = OPTIONS if self.labels else MNIST_OPTIONS
         return dataset(options=options, fingerprint=self.fingerprint)(build)
 
@@ -300,17 +300,20 @@ CIFAR10 = PublishedDataset(
     labels="labels",
 )
 
-cifar10 = CIFAR10.declared()
-"""CIFAR-10: 50,000 training and 10,000 test photographs of 32×32 pixels, 10 classes.
 
-Reads the Python version: the files ``data_batch_1`` … ``data_batch_5`` and ``test_batch`` in
-the folder or its subfolder ``cifar-10-batches-py``, by default ``$NLBENCH_DATA/cifar10`` or
-``$NLBENCH_DATA/cifar-10-batches-py``. Each file may contain only plain data and arrays, one label
-per image, and labels of the 10 classes; it is read on the first access. The dataset's
-``preprocessing`` records whether the MD5 sums are the published ones.
-"""
+@CIFAR10.declared
+def cifar10() -> None:
+    """CIFAR-10: 50,000 training and 10,000 test photographs of 32×32 pixels, 10 classes.
 
-cifar100 = replace(
+    Reads the Python version: the files ``data_batch_1`` … ``data_batch_5`` and ``test_batch`` in
+    the folder or its subfolder ``cifar-10-batches-py``, by default ``$NLBENCH_DATA/cifar10`` or
+    ``$NLBENCH_DATA/cifar-10-batches-py``. Each file may contain only plain data and arrays, one
+    label per image, and labels of the 10 classes; it is read on the first access. The dataset's
+    ``preprocessing`` records whether the MD5 sums are the published ones.
+    """
+
+
+CIFAR100 = replace(
     CIFAR10,
     name="cifar100",
     torchvision_class="CIFAR100",
@@ -321,12 +324,17 @@ cifar100 = replace(
     std=(0.26733429, 0.25643846, 0.27615047),
     expected="the folder cifar-100-python of the Python version (it holds test)",
     labels="fine_labels",
-).declared()
-"""CIFAR-100: 50,000 training and 10,000 test photographs of 32×32 pixels, 100 classes.
+)
 
-Reads the Python version: the files ``train`` and ``test`` in the folder or its subfolder
-``cifar-100-python``, with the fine labels. See `cifar10` for the rest.
-"""
+
+@CIFAR100.declared
+def cifar100() -> None:
+    """CIFAR-100: 50,000 training and 10,000 test photographs of 32×32 pixels, 100 classes.
+
+    Reads the Python version: the files ``train`` and ``test`` in the folder or its subfolder
+    ``cifar-100-python``, with the fine labels. See `cifar10` for the rest.
+    """
+
 
 _IDX_FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -350,16 +358,19 @@ MNIST = PublishedDataset(
     ),
 )
 
-mnist = MNIST.declared()
-"""MNIST: 60,000 training and 10,000 test handwritten digits of 28×28 pixels.
 
-Reads the four IDX files ``train-images-idx3-ubyte``, …, compressed (``.gz``) or not, in the folder
-or its subfolder ``MNIST/raw``, by default ``$NLBENCH_DATA/mnist`` or ``$NLBENCH_DATA/MNIST/raw``,
-on the first access. The magic number, element type, dimensions and length of each file are
-validated, and labels must be below 10.
-"""
+@MNIST.declared
+def mnist() -> None:
+    """MNIST: 60,000 training and 10,000 test handwritten digits of 28×28 pixels.
 
-fashion_mnist = replace(
+    Reads the four IDX files ``train-images-idx3-ubyte``, …, compressed (``.gz``) or not, in the
+    folder or its subfolder ``MNIST/raw``, by default ``$NLBENCH_DATA/mnist`` or
+    ``$NLBENCH_DATA/MNIST/raw``, on the first access. The magic number, element type, dimensions and
+    length of each file are validated, and labels must be below 10.
+    """
+
+
+FASHION_MNIST = replace(
     MNIST,
     name="fashion-mnist",
     torchvision_class="FashionMNIST",
@@ -370,9 +381,13 @@ fashion_mnist = replace(
         "H. Xiao, K. Rasul, R. Vollgraf. Fashion-MNIST: a Novel Image Dataset for Benchmarking "
         "Machine Learning Algorithms. arXiv:1708.07747, 2017."
     ),
-).declared()
-"""Fashion-MNIST: 60,000 training and 10,000 test pictures of clothes, 28×28 pixels.
+)
 
-Its four IDX files have the same names as MNIST's and are in the folder or its subfolder
-``FashionMNIST/raw``. See `mnist` for the rest.
-"""
+
+@FASHION_MNIST.declared
+def fashion_mnist() -> None:
+    """Fashion-MNIST: 60,000 training and 10,000 test pictures of clothes, 28×28 pixels.
+
+    Its four IDX files have the same names as MNIST's and are in the folder or its subfolder
+    ``FashionMNIST/raw``. See `mnist` for the rest.
+    """

@@ -18,7 +18,14 @@ from nlbench.cli.common import (
     print_table,
     split_subject_options,
 )
-from nlbench.cli.parameters import DataName, Device, JsonFlag, ModelName, ProgressStyle
+from nlbench.cli.parameters import (
+    DataName,
+    Device,
+    JsonFlag,
+    MeasureSettings,
+    ModelName,
+    ProgressStyle,
+)
 from nlbench.errors import RequestError
 from nlbench.parsers import MAX_COUNT, MAX_INTEGER
 from nlbench.reporting import load_reports
@@ -114,14 +121,6 @@ Seed = Annotated[
     int,
     typer.Option(help="Seed for the samples and the random order.", min=0, max=MAX_INTEGER),
 ]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="OWNER.OPTION=VALUE",
-        help="Set an option of the dataset or the criterion (repeatable).",
-    ),
-]
 
 
 def remove(
@@ -144,7 +143,7 @@ def remove(
     samples: Samples = 512,
     fit_samples: FitSamples = 512,
     seed: Seed = 0,
-    setting: Settings = None,
+    setting: MeasureSettings = None,
     device: Device = "auto",
     progress: ProgressStyle = "auto",
     as_json: JsonFlag = False,

@@ -1,4 +1,4 @@
-"""Remove a network's calls one at a time, and evaluate the remaining network."""
+"""Remove a network's calls in the order of a criterion, and evaluate the remaining networks."""
 
 from __future__ import annotations
 
@@ -38,11 +38,8 @@ from nlbench.subjects.subject import Subject
 
 from .network import network_with_maps, transform_metadata
 
-SIMPLE_CRITERIA: Mapping[str, str] = {
-    "random": "in random order",
-    "depth": "from the last call to the first",
-    "size": "the fewest channels first",
-}
+SIMPLE_CRITERIA = ("random", "depth", "size")
+"""Orders without a measure: at random, from the last call, and the fewest channels first."""
 
 
 def check_criterion(criterion: str) -> None:

@@ -142,7 +142,8 @@ class StreamFit:
             variation = float(stream.centered()[2].sum())
             scores.append(1 - error / variation if variation > 0 else float("nan"))
         bias = fitted.mean_y - fitted.mean_x @ fitted.coefficients
-        return StreamMap(fitted.coefficients, bias, best, *scores, total[0].n)
+        r2, r2_with_first = scores
+        return StreamMap(fitted.coefficients, bias, best, r2, r2_with_first, total[0].n)
 
 
 _Sums = tuple[RegressionSums, RegressionSums]
@@ -161,8 +162,8 @@ class _Ridge:
     """Ridge regressions with several penalties, about the means if there is a bias."""
 
     def __init__(self, sums: RegressionSums, has_bias: bool) -> None:
-        self._means = [total / sums.n * has_bias for total in (sums.x, sums.y)]
-        uu, ut, _ = sums.about(*self._means)
+        self._mean_u, self._mean_t = (x / sums.n * has_bias for x in (sums.x, sums.y))
+        uu, ut, _ = sums.about(self._mean_u, self._mean_t)
         self._values, self._vectors = torch.linalg.eigh(uu / sums.n)
         self._products = self._vectors.T @ (ut / sums.n)
         self.mean_variance = float(uu.trace()) / sums.n / len(uu)
@@ -173,7 +174,7 @@ class _Ridge:
         is_zero = values <= RANK_TOLERANCE * values.max()
         scale = torch.where(is_zero & (ridge == 0), 0.0, 1 / (values + ridge))
         weight = self._vectors @ (scale[:, None] * self._products)
-        return RegressionMap(weight, *self._means, rank=len(values))
+        return RegressionMap(weight, self._mean_u, self._mean_t, len(values))
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -107,62 +106,56 @@ OUTPUT_TOLERANCE = 1e-6
 """Relative and absolute tolerance within which two outputs count as equal."""
 
 
-@dataclass(frozen=True)
-class ReLUCall:
+class ReLUCall(NamedTuple):
     """One call of ReLU in one forward pass.
 
     Parameters
     ----------
     owner : torch.nn.Module
         The `torch.nn.ReLU`, or the module whose forward calls ReLU as a function.
-    axis, units : int
-        Channel axis of the input, and its length.
-    like : tensor
-        An empty tensor of the input's data type, on its device.
+    axis : int
+        Channel axis of the input.
+    channels : tensor of shape (units,)
+        Without values, of the input's data type and on its device.
     """
 
     owner: nn.Module
     axis: int
-    units: int
-    like: Tensor
+    channels: Tensor
 
 
-@dataclass(frozen=True)
-class ActivationCalls:
+class ActivationCalls(SiteNames):
     """The activation calls in one forward pass.
 
-    Parameters
+    Attributes
     ----------
     relus : list of ReLUCall
         In call order.
-    others : mapping of str to int
+    others : Counter
         Number of calls to each other activation, except softmax, which mixes channels, and the
         PReLUs of a sparsified network.
     output
         The model's output.
     """
 
-    relus: list[ReLUCall]
-    others: Mapping[str, int]
-    output: Any
-
-
-class _ReLUCallFinder(SiteNames):
     def __init__(self, model: nn.Module, inputs: tuple[Tensor, ...], axes: Sequence[int]) -> None:
         super().__init__(model)
         self.begin(*inputs, channels=axes)
         self._modules = set(model.modules())
         self.relus: list[ReLUCall] = []
         self.others: Counter[str] = Counter()
+        with self.hooked(), self:
+            self.output = model(*inputs)
 
     def call(self, call: FunctionCall) -> Any:
+        """Record a call of an activation, and run it."""
         if self.current is not None:
             # Wrapped calls find their owner in the same way.
             owner = running_module(self._modules)
             if self.current.kind == "relu" and owner is not None:
                 x = call.input
                 axis = self._channel_axis(x)
-                self.relus.append(ReLUCall(owner, axis, x.shape[axis], x.new_empty(0)))
+                self.relus.append(ReLUCall(owner, axis, x.new_empty(x.shape[axis])))
             elif not isinstance(owner, SparsePReLU):
                 self.others[self.current.kind] += 1
         return super().call(call)
@@ -199,7 +192,7 @@ def find_calls(
     --------
     >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.SiLU())
     >>> calls = find_calls(network)
-    >>> [(call.axis, call.units) for call in calls.relus], dict(calls.others)
+    >>> [(call.axis, len(call.channels)) for call in calls.relus], dict(calls.others)
     ([(1, 3)], {'silu': 1})
     """
     inputs = _example_inputs(model, example)
@@ -209,15 +202,12 @@ def find_calls(
         with evaluation_mode(model):
             with preserve_attributes(model):
                 axes = channel_axes(lambda tensors: model(*tensors), first)
-            finder = _ReLUCallFinder(model, arguments, axes)
-            with finder.hooked(), finder:
-                output = model(*arguments)
+            return ActivationCalls(model, arguments, axes)
     except (RuntimeError, TypeError, IndexError, AttributeError) as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
         raise RequestError(
             f"the model can't be run on an example of shape {shapes}: {first_line(error)}"
         ) from error
-    return ActivationCalls(finder.relus, finder.others, output)
 
 
 def _example_inputs(
@@ -247,8 +237,8 @@ def replace_calls(model: nn.Module, calls: Sequence[ReLUCall], layerwise: bool) 
     """Replace each ReLU call of a model by a PReLU, in place."""
     by_owner: dict[nn.Module, list[SparsePReLU]] = {}
     for call in calls:
-        layer = SparsePReLU(call.units, layerwise=layerwise, axis=call.axis)
-        layer.to(call.like).train(model.training)
+        layer = SparsePReLU(len(call.channels), layerwise=layerwise, axis=call.axis)
+        layer.to(call.channels).train(model.training)
         by_owner.setdefault(call.owner, []).append(layer)
     for owner, layers in by_owner.items():
         substitute = layers[0] if len(layers) == 1 else PReLUPerCall(layers).train(model.training)

@@ -21,6 +21,7 @@ from nlbench.cli.parameters import (
     DataName,
     DatasetSettings,
     Device,
+    MeasureSettings,
     ModelName,
     ProgressStyle,
     Seeds,
@@ -240,14 +241,6 @@ SlopeRate = Annotated[
     float | None,
     typer.Option(
         help="Learning rate of the slopes relative to that of the weights.", min=0, max=MAX_WEIGHT
-    ),
-]
-MeasureSettings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="OWNER.OPTION=VALUE",
-        help="Set an option of the dataset or a measure (repeatable).",
     ),
 ]
 Report = Annotated[bool, typer.Option(help="Write report.html into the run's folder.")]

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from nlbench.errors import NotFinite, RequestError
 from nlbench.introspection.model_state import evaluation_mode
+from nlbench.measures.accuracy import IGNORED_LABEL
 from nlbench.models.datasets.parallel_text import END, PAD, START, ParallelText
 from nlbench.models.datasets.regression import RegressionDataset
 from nlbench.models.datasets.text import TextWindows
@@ -83,9 +84,6 @@ def bleu(translations: Sequence[str], references: Sequence[str], tokens: str = "
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets."""
 
-IGNORED_TARGET = -100
-"""Target at positions where nothing is predicted, as in PyTorch's losses."""
-
 REGRESSION_TOLERANCE = 0.1
 """Maximum distance from its target at which a predicted value counts as correct."""
 
@@ -140,12 +138,12 @@ class Task(ABC):
         """Compute the mean cross entropy of logits of shape (n, ..., classes), a scalar."""
         self._check(output, targets)
         return functional.cross_entropy(
-            output.flatten(0, -2), targets.flatten(), ignore_index=IGNORED_TARGET
+            output.flatten(0, -2), targets.flatten(), ignore_index=IGNORED_LABEL
         )
 
     def count_correct(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
         """Count the correctly predicted targets and all targets."""
-        is_counted = targets != IGNORED_TARGET
+        is_counted = targets != IGNORED_LABEL
         is_correct = (output.argmax(-1) == targets) & is_counted
         # Both are transferred together because each transfer synchronises with the GPU.
         counts = torch.stack([is_correct.sum(), is_counted.sum()]).tolist()
@@ -166,7 +164,7 @@ class Task(ABC):
             for inputs, targets in self.evaluation_batches(split, device):
                 logits = model(inputs)
                 self._check(logits, targets)
-                is_valid = torch.isfinite(logits).all(-1) | (targets == IGNORED_TARGET)
+                is_valid = torch.isfinite(logits).all(-1) | (targets == IGNORED_LABEL)
                 if not bool(is_valid.all()):
                     raise NotFinite("the network's logits are not finite, so it has no accuracy")
                 counts = self.count_correct(logits, targets)

@@ -26,6 +26,14 @@ DatasetSettings = Annotated[
         "--set", metavar="DATASET.OPTION=VALUE", help="Option of the dataset, or model.ARGUMENT."
     ),
 ]
+MeasureSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="OWNER.OPTION=VALUE",
+        help="Set an option of the dataset or a measure (repeatable).",
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Seeds = Annotated[list[str] | None, typer.Option(help="Comma-separated seeds or ranges (0-9).")]
 ProgressStyle = Annotated[
