@@ -37,6 +37,7 @@ from nlbench.introspection.random_state import RandomStream, preserve_rng_state
 from nlbench.introspection.refused_inputs import describe_refusal
 from nlbench.measure import Measure, Result, Value
 from nlbench.measure.contract import validated_result
+from nlbench.measure.result import MIN_DEFINED_SHARE
 from nlbench.options import OptionValue
 from nlbench.plugin_loading import load_probe
 from nlbench.probes import OnStep, ProbeFacts, ProbeOptions, ProbePass, Resources
@@ -432,12 +433,18 @@ def _annotate(result: Result, facts: ProbeFacts) -> Result:
         for value in result.values
     )
     places = {value.place for value in values}
-    values += tuple(
+    unobserved = tuple(
         Value.missing(place, "undefined", reason, n)
         for place, reason in facts.get("undefined", {}).items()
         if place not in places
     )
-    return with_remark(replace(result, values=values, n=result.n or n), facts.get("remark", ""))
+    annotated = replace(result, values=values + unobserved, n=result.n or n)
+    defined, total = annotated.places
+    if unobserved and result.status == "ok" and 0 < defined < MIN_DEFINED_SHARE * total:
+        reasons = dict.fromkeys(value.reason for value in unobserved)
+        reason = f"{defined} of {total} places: {'; '.join(reasons)}"
+        annotated = Result.missing("undefined", reason, annotated.values, annotated.n)
+    return with_remark(annotated, facts.get("remark", ""))
 
 
 def with_remark(result: Result, *remarks: str) -> Result:

@@ -259,3 +259,20 @@ class OddBug(Plain):
 
 def test_error_on_every_batch_is_a_failure():
     assert results(OddBug().eval(), measures=["affinity", "absdev"])["affinity"].status == "failed"
+
+
+class OneByOne(Plain):
+    def __init__(self):
+        super().__init__()
+        self.second = nn.Linear(6, 6)
+
+    def forward(self, x):
+        h = self.act(self.first(x))
+        return self.last(torch.cat([self.act(self.second(row)) for row in h.split(1)]))
+
+
+def test_a_mean_over_few_of_the_places_is_undefined():
+    found = results(OneByOne().eval(), measures=["r2", "absdev", "affinity"])
+    for name in ("r2", "affinity"):
+        assert found[name].status == "undefined"
+        assert found[name].reason.startswith("1 of 33 places: ")
