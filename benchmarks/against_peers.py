@@ -253,12 +253,21 @@ def lines_of_regioncam(number: int, *widths: int) -> Callable[[Peers], Pair]:
         regioncam = peers.load("regioncam")
         network = perceptron(*widths)
         starts, ends = segments(network, number)
-        layers = regioncam.nn.convert(perceptron(*widths).float())
+        layers = [
+            (layer.weight.float().T.contiguous().numpy(), layer.bias.float().numpy())
+            for layer in network
+            if isinstance(layer, nn.Linear)
+        ]
 
         def theirs() -> None:
-            for start, end in zip(starts, ends, strict=True):
-                points = torch.stack([start, end]).float().numpy()
-                regioncam.Regioncam1D.through_points(points).add(layers)
+            for start, end in zip(starts.float(), ends.float(), strict=True):
+                # `through_points` covers only a part of the segment, so the line is a layer.
+                line = regioncam.Regioncam1D(1.0)
+                line.linear((end - start)[None].numpy(), ((start + end) / 2).numpy())
+                for index, (weight, bias) in enumerate(layers):
+                    if index:
+                        line.relu()
+                    line.linear(weight, bias)
 
         return Pair(lambda: trace_all(network, starts, ends), theirs)
 
