@@ -409,7 +409,6 @@ class _SampleCheck:
             return _output_rows(self._subject.model(samples), len(samples))
 
         if self._compares_batches:
-            together = rows(samples.clone()).clone() if together is None else together
             return describe_outputs(rows, samples, together)
         return check_memory(rows, torch.cat([samples[:1], other_samples(samples)[0]]))
 

@@ -85,7 +85,9 @@ def describe_dependence(
     return ""
 
 
-def describe_outputs(rows: Callable[[Tensor], Tensor], samples: Tensor, together: Tensor) -> str:
+def describe_outputs(
+    rows: Callable[[Tensor], Tensor], samples: Tensor, together: Tensor | None = None
+) -> str:
     """Describe why a model's outputs are no function of their own sample; return "" if they are.
 
     A pair of samples is run in both orders, in the same memory, and the first and the last sample
@@ -97,8 +99,8 @@ def describe_outputs(rows: Callable[[Tensor], Tensor], samples: Tensor, together
     rows : callable
         Maps samples (m, ...) to their results (m, k), and may modify the samples.
     samples : tensor of shape (n, ...)
-    together : tensor of shape (n, k)
-        Results of the samples as one batch.
+    together : tensor of shape (n, k), optional
+        Results of the samples as one batch, if they are known.
 
     Raises
     ------
@@ -107,9 +109,10 @@ def describe_outputs(rows: Callable[[Tensor], Tensor], samples: Tensor, together
     Examples
     --------
     >>> x = torch.arange(3.0)[:, None]
-    >>> describe_outputs(torch.square, x, x.square()), describe_outputs(lambda x: x[:1] + x, x, x)
+    >>> describe_outputs(torch.square, x), describe_outputs(lambda x: x - x.mean(), x)
     ('', "a sample's results depend on the other samples of its batch")
     """
+    together = rows(samples.clone()).clone() if together is None else together
     pair = torch.cat([samples[:1], other_samples(samples)[0]])
     if _agree_in_small_batches(rows, samples, pair, together):
         return ""

@@ -32,6 +32,9 @@ MIN_LIMITED = 2**18
 MIN_LIMITED_SAMPLES = 32
 """Number of forward passes of one sample up to which limiting a batch by default costs more than it
 saves: the estimate and the check of independence take fifteen."""
+MAX_UNLIMITED = 2**23
+"""Number of elements, 55 images of 224 pixels, above which a batch of any number of samples is
+limited, since it may need more memory than there is."""
 OVERHEAD_BYTES = 32 * 2**20
 """Memory for allocator and threads, in addition to tensors (benchmarks/memory_of_a_trace.py)."""
 
@@ -286,8 +289,8 @@ class SampleLimit:
 
 
 def _is_limited_by_default(batch: Tensor, times: int) -> bool:
-    is_large = batch.numel() >= MIN_LIMITED and times * len(batch) > MIN_LIMITED_SAMPLES
-    return is_large and batch.device.type == "cpu"
+    has_few = times * len(batch) <= MIN_LIMITED_SAMPLES and batch.numel() <= MAX_UNLIMITED
+    return batch.device.type == "cpu" and batch.numel() >= MIN_LIMITED and not has_few
 
 
 T = TypeVar("T")

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 import nlbench
-from nlbench.introspection.batch_independence import CHANGES, DEPENDS_ON_BATCH, describe_dependence
-from nlbench.introspection.memory import MIN_LIMITED_SAMPLES, SampleLimit
+from nlbench.introspection.batch_independence import CHANGES, DEPENDS_ON_BATCH, describe_outputs
+from nlbench.introspection.memory import MAX_UNLIMITED, MIN_LIMITED_SAMPLES, SampleLimit
 
 SAMPLES = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
 
@@ -22,19 +22,19 @@ class Counter:
 
 def test_few_samples_show_that_results_are_independent():
     rows = Counter()
-    assert describe_dependence(rows, SAMPLES) == ""
+    assert describe_outputs(rows, SAMPLES) == ""
     assert rows.sizes == [4, 2, 2, 1, 1]
 
 
 def test_known_results_are_not_computed_again():
     rows = Counter()
-    assert describe_dependence(rows, SAMPLES, SAMPLES.square()) == ""
+    assert describe_outputs(rows, SAMPLES, SAMPLES.square()) == ""
     assert rows.sizes == [2, 2, 1, 1]
 
 
 @pytest.mark.parametrize("samples", [SAMPLES[:1], SAMPLES[:2], SAMPLES[:1].expand(4, 3)])
 def test_one_or_equal_samples_are_independent(samples):
-    assert describe_dependence(torch.square, samples) == ""
+    assert describe_outputs(torch.square, samples) == ""
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_one_or_equal_samples_are_independent(samples):
     ids=["mean", "first", "number", "sum", "exit"],
 )
 def test_dependence_on_the_batch_is_found(rows):
-    assert describe_dependence(rows, SAMPLES) == DEPENDS_ON_BATCH
+    assert describe_outputs(rows, SAMPLES) == DEPENDS_ON_BATCH
 
 
 def test_small_noise_is_found():
@@ -58,7 +58,7 @@ def test_small_noise_is_found():
     def rows(x):
         return x + 1e-3 * torch.randn(x.shape, generator=generator)
 
-    assert describe_dependence(rows, SAMPLES) == CHANGES
+    assert describe_outputs(rows, SAMPLES) == CHANGES
 
 
 @pytest.mark.parametrize(("offset", "reason"), [(0.0, ""), (1.0, DEPENDS_ON_BATCH)])
@@ -68,7 +68,7 @@ def test_networks_without_single_samples_are_checked(offset, reason):
             raise RuntimeError("one sample is too few")
         return x.square() - offset * x.mean(0)
 
-    assert describe_dependence(rows, SAMPLES) == reason
+    assert describe_outputs(rows, SAMPLES) == reason
 
 
 def test_a_small_job_runs_few_samples_in_addition():
@@ -81,8 +81,15 @@ def test_a_small_job_runs_few_samples_in_addition():
     assert sorted(sizes) == [1, 1, 2, 2, 2, 4, 64]
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_only_batches_of_many_samples_are_limited_by_default(more):
-    batch = torch.zeros(MIN_LIMITED_SAMPLES + more, 2**14)
+@pytest.mark.parametrize(
+    ("samples", "elements", "is_limited"),
+    [
+        (MIN_LIMITED_SAMPLES, 2**14, False),
+        (MIN_LIMITED_SAMPLES + 1, 2**14, True),
+        (2, MAX_UNLIMITED // 2 + 1, True),
+    ],
+)
+def test_only_large_batches_are_limited_by_default(samples, elements, is_limited):
+    batch = torch.zeros(samples, elements)
     limit = SampleLimit({}, nn.Flatten(), "a forward pass", batch, None).limit
-    assert (limit is not None) == bool(more)
+    assert (limit is not None) == is_limited
