@@ -332,25 +332,27 @@ def _forward_failure(subject: Subject, device: torch.device, changes: Changes) -
     count = len(subject.inputs)
     model = subject.model
 
-    def error_for(size: int) -> Exception | None:
+    def error_for(size: int) -> BaseException | None:
         try:
             model(subject.inputs[:size].to(device, copy=True))
-        except Exception as error:
+        except BaseException as error:
+            raise_interruption(error)
             return error
         return None
 
     with _checked(model, device, changes):
         error = error_for(count)
-        if error is not None:
-            reason = describe_refusal(model, error)
-            return Result.missing("failed", f"the inputs don't fit: {reason}") if reason else None
-        if subject.is_indivisible:
-            return None
-        for size in range(1, min(count, MAX_GROUP_SIZE + 1)):
-            if error := error_for(size):
-                reason = f"the network can be run on {count} samples, but not on {size}"
-                return Result.missing("undefined", f"{reason}: {first_line(error)}")
-    return None
+        is_refused = error is not None or subject.is_indivisible
+        sizes = () if is_refused else range(1, min(count, MAX_GROUP_SIZE + 1))
+        refused = next(((size, e) for size in sizes if (e := error_for(size)) is not None), None)
+    # The model may have left a mode, which is gone now.
+    if error is not None:
+        reason = describe_refusal(model, error)
+        return Result.missing("failed", f"the inputs don't fit: {reason}") if reason else None
+    if refused is None:
+        return None
+    reason = f"the network can be run on {count} samples, but not on {refused[0]}"
+    return Result.missing("undefined", f"{reason}: {first_line(refused[1])}")
 
 
 class _SampleCheck:
