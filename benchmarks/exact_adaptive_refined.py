@@ -44,9 +44,12 @@ def compare(name: str, data_name: str, share: float) -> list[dict[str, Any]]:
     for method in METHODS:
         # A short segment first, to warm up.
         short = torch.stack([ends[:1, 0], torch.lerp(ends[:1, 0], ends[:1, 1], 1e-3)], 1)
-        list(observe_paths(subject.model, short, method=method))
+        list(observe_paths(subject.model, short, method=method, tolerance=1e-3))
         begin = time.process_time()
-        traces = [segment.trace for segment in observe_paths(subject.model, ends, method=method)]
+        traces = [
+            segment.trace
+            for segment in observe_paths(subject.model, ends, method=method, tolerance=1e-3)
+        ]
         seconds = time.process_time() - begin
         missed = sum(trace.notes.get("shorter_than_sensitivity", 0.0) for trace in traces)
         rows.append(

@@ -77,7 +77,7 @@ class Lines(LazyProbe):
         ),
         "resolution": Option(1000, "for sampling: steps per segment", minimum=1, maximum=1e9),
         "tolerance": Option(
-            1e-3,
+            2e-3,
             "relative error of estimates, and of integrals of smooth networks",
             minimum=1e-10,
             maximum=0.1,

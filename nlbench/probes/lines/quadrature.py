@@ -172,7 +172,7 @@ def _roots(c: Array, points: Array) -> Array:
 MAX_BATCH_SIZE = 64
 MAX_CHECKED_BATCH = 5
 """Maximum size of the batch used to check whether a network mixes samples."""
-DEFAULT_TOLERANCE = 1e-3
+DEFAULT_TOLERANCE = 2e-3
 DEFAULT_EVALUATIONS = 4096
 RELATIVE_ROUNDING = 1e-12
 """Error, relative to a logit's largest magnitude, below which rounding dominates."""

@@ -41,7 +41,7 @@ from .extrapolation import (
 from .grids import COMPARED_STEPS, COST_PROBE_STEPS, GridGroup, interleave
 from .piecewise import COARSE_ROUNDING, MeasuredRounding
 
-DEFAULT_TOLERANCE = 1e-3
+DEFAULT_TOLERANCE = 2e-3
 DEFAULT_EVALUATIONS = 4096
 DEFAULT_BUDGET = 1000
 """Maximum number of forward passes for an exact trace, if the method is chosen automatically."""

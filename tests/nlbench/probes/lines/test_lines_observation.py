@@ -107,7 +107,7 @@ def test_unconverged_quadrature_has_a_remark(images):
     settings = lines(number=1, anchors=2, radius=2, evaluations=64)
     facts, observations, _ = run_pass(Wild(), images, settings)
     assert not any(observation.trace.converged for observation in observations)
-    assert "relative error above 0.001 on 2 of 2 segments" in facts["remarks"]["path0"]
+    assert "relative error above 0.002 on 2 of 2 segments" in facts["remarks"]["path0"]
 
 
 def test_refused_trace_continues_by_quadrature(images, monkeypatch):
