@@ -10,7 +10,7 @@ import itertools
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -239,12 +239,16 @@ def _begin(folder: RunFolder, request: Request, plan: Plan, pool: WorkerPool, co
 
 
 def _copy_known(folder: RunFolder, cells: Sequence[Cell], known: Iterable[str | Path]) -> bool:
-    """Copy finished records from other runs; return True if any were copied."""
+    """Copy finished records from other runs; return True if any were copied.
+
+    The same weights may have another name there.
+    """
     others = [RunFolder(path) for path in known]
-    candidates = (other.find_record(cell.key) for cell in cells for other in others)
+    labels = {cell.key: cell.subject.label for cell in cells}
+    candidates = (other.find_record(key) for key in labels for other in others)
     copied = {r.key: r for r in candidates if r is not None and r.is_done}
-    for record in copied.values():
-        folder.add(record)
+    for key, record in copied.items():
+        folder.add(replace(record, subject=replace(record.subject, weights=labels[key])))
     return bool(copied)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 import sys
 
 import pandas as pd
@@ -132,6 +133,24 @@ def test_cells_of_another_run_are_reused(tmp_path):
     assert here[there.key].to_json() == there.to_json()
     assert len(here) == 2
     assert second.scores.equals(run(more, tmp_path / "straight").scores)
+
+
+def test_reused_cells_have_the_requested_names(tmp_path):
+    network = registry.load("models", "redshift-mlp")()
+    torch.save(network.state_dict(), tmp_path / "one.pt")
+    shutil.copy(tmp_path / "one.pt", tmp_path / "other.pt")
+    runs = [
+        run(
+            Request("r2", "redshift-mlp", "grid", weights=str(tmp_path / f"{name}.pt"), samples=64),
+            tmp_path / name,
+            known=[tmp_path / "one"][:known],
+        )
+        for known, name in enumerate(("one", "other"))
+    ]
+    (first,), (second,) = (each.records for each in runs)
+    assert first.key == second.key
+    assert first.result == second.result
+    assert (first.subject.weights, second.subject.weights) == ("one.pt", "other.pt")
 
 
 def test_networks_are_trained_once_before_the_run(tmp_path):
