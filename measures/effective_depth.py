@@ -137,7 +137,8 @@ class EffectiveDepth(SampleMeasure):
         from nlbench.probes.replacement import CallInterception
         from nlbench.probes.replacement.prefix import run_replaced
 
-        model, inputs = observation.model, observation.inputs
+        model = observation.model
+        inputs = observation.inputs
         assert model is not None
         assert inputs is not None
         inputs = inputs.to(observation.outputs.device)
@@ -145,7 +146,8 @@ class EffectiveDepth(SampleMeasure):
             if not self._orders:
                 self._find_orders(model, inputs)
             interception = CallInterception(model)
-            changes, counted = [], torch.empty(0)
+            changes = []
+            counted = torch.empty(0)
             for order in self._orders.values():
                 for count in range(1, len(order) + 1):
                     skipped = {place.end: torch.clone for place in order[:count]}

@@ -330,7 +330,10 @@ class _LinearityAccumulator(Accumulator):
 
 
 def _first_rows(owners: Tensor) -> Tensor:
-    """Return a mask (n,) of the first row of each sample; none if no sample has others."""
+    """Return a mask (n,) of the first row of each sample.
+
+    None if no sample has others.
+    """
     numbers, index = torch.unique(owners, return_inverse=True)
     is_first = torch.zeros(len(owners), dtype=torch.bool, device=owners.device)
     if len(numbers) == len(owners):

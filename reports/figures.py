@@ -162,7 +162,10 @@ def paper_figure(
     width: str | float = "column",
     format: str = "pdf",
 ) -> NotebookFigure:
-    """Draw a figure in the size at which it stands in a paper; see `nlbench.Run.figure`."""
+    """Draw a figure in the size at which it stands in a paper.
+
+    See `nlbench.Run.figure`.
+    """
     for name, value, known in (("form", form, FORMS), ("format", format, FORMATS)):
         if value not in known:
             raise RequestError(f"{name}: expected {', '.join(known)}, got '{value}'")
@@ -357,13 +360,19 @@ _DRAWINGS: dict[str, Callable[[FigureData, Figure], float]] = {
 
 
 def fingerprint_of(run: Run, measure: str | None = None, ax: Axes | None = None) -> Figure:
-    """Plot each network as a strip along its depth; see `nlbench.Run.fingerprint`."""
+    """Plot each network as a strip along its depth.
+
+    See `nlbench.Run.fingerprint`.
+    """
     source = FigureData.of(run, measure=measure)
     return _into(ax, partial(_strip, source, axes=ax))
 
 
 def plot_of(run: Run, measure: str, ax: Axes | None = None) -> Figure:
-    """Plot a measure's values by place; see `nlbench.Run.plot`."""
+    """Plot a measure's values by place.
+
+    See `nlbench.Run.plot`.
+    """
     source = FigureData.of(run, measure=measure)
     return _into(ax, partial(draw_measure, source, axes=ax, measure=measure))
 

@@ -33,7 +33,10 @@ def leaderboard_of(
     full: bool = False,
     reference: bool = False,
 ) -> pd.DataFrame:
-    """Rank a run's subjects; see `nlbench.Run.leaderboard`."""
+    """Rank a run's subjects.
+
+    See `nlbench.Run.leaderboard`.
+    """
     if seeds not in ("together", "apart"):
         raise RequestError(f"seeds='{seeds}', expected 'together' or 'apart'")
     scores, known = read_run(run)

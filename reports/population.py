@@ -84,7 +84,8 @@ def colour_scale(measure: str, info: Mapping[str, Any], values: Iterable[float])
     if fitted is None:
         return None
     if population is not None:
-        low, high = float(population.values.min()), float(population.values.max())
+        low = float(population.values.min())
+        high = float(population.values.max())
         if math.isfinite(population.affine):
             low, high = (population.affine, high) if sense > 0 else (low, population.affine)
         source = f"range of {len(population.values)} reference networks"

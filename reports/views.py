@@ -57,7 +57,8 @@ def card_axis(row: Row, measure: str, info: Mapping[str, Any]) -> dict[str, Any]
     shown = places if len(places) <= _MAX_DRAWN_PLACES else []
     ends = [v for v in (entry.low, entry.high) if math.isfinite(v)]
     finite = [v for v in (entry.value, *ends, affine, *others, *shown) if math.isfinite(v)]
-    low, high = min(finite), max(finite)
+    low = min(finite)
+    high = max(finite)
     if not sense or not high > low:
         return {}
     scale = Scale(low, high, low > 0 and high > 50 * low, sense)

@@ -21,15 +21,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor, nn
 
-COLLAPSING, SAFE = 0.4, 0.1
+COLLAPSING = 0.4
+SAFE = 0.1
 """Perturbations that networks are trained with, of pixels in [0, 1]. They grow linearly."""
 ATTACK = 0.1
 """Perturbation of the attack that robust accuracy refers to."""
 ATTACK_STEPS = 10
-EPOCHS, GROWING_EPOCHS = 20, 10
+EPOCHS = 20
+GROWING_EPOCHS = 10
 INTERVAL = 2
 """Epochs between measurements."""
-HIDDEN_UNITS, BATCH_SIZE, LEARNING_RATE = 128, 64, 3e-3
+HIDDEN_UNITS = 128
+BATCH_SIZE = 64
+LEARNING_RATE = 3e-3
 SAMPLES = 256
 MEASURES = {
     "local-linearity": "value",
@@ -67,7 +71,8 @@ class CatastrophicOverfitting(Study):
 
     def measure(self, context: Context) -> Runs:
         """Train networks with FGSM, and measure them every few epochs."""
-        train, test = load_images("train"), load_images("test")
+        train = load_images("train")
+        test = load_images("test")
         models: dict[str, nn.Module] = {}
         trainings: dict[int, dict[str, float]] = {}
         for seed in context.seeds_or(8):
@@ -180,7 +185,10 @@ def robustness_measure(
     """
 
     class RobustAccuracy(Measure):
-        """Accuracy under PGD; ``clean`` without attack, ``fgsm`` under that of the training."""
+        """Accuracy under PGD.
+
+        ``clean`` without attack, ``fgsm`` under that of the training.
+        """
 
         name = "robust-accuracy"
         probe = "function"

@@ -183,7 +183,8 @@ def _compare_depths(table: pd.DataFrame, depths: Callable[..., pd.DataFrame]) ->
 
 def _compare_difficulties(table: pd.DataFrame, depths: Callable[..., pd.DataFrame]) -> Verdict:
     """Test whether networks for a harder task keep longer paths."""
-    noisy, clean = depths(MODEL, NOISE), depths(MODEL)
+    noisy = depths(MODEL, NOISE)
+    clean = depths(MODEL)
     differences = (noisy - clean).mean(axis=1).dropna()
     return Verdict(
         "A harder task keeps longer nonlinear paths",

@@ -22,7 +22,8 @@ MEASURES = (
     "affinity", "r2", "cka", "linearity", "elementwise-residual", "nlc", "affine-residual",
     "geometric-complexity", "absdev", "pieces",
 )  # fmt: skip
-PAIRS, QUICK_PAIRS = 8, 2
+PAIRS = 8
+QUICK_PAIRS = 2
 """Pairs of samples that paths join."""
 RECOMMENDED = {
     "activations": ("r2", "linearity"),

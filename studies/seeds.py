@@ -126,7 +126,10 @@ class Seeds(Study):
 
 
 def _vgg8_by_recipe(context: Context) -> list[Path]:
-    """Request VGG8s trained by seven recipes; quick studies use the two bundled ones."""
+    """Request VGG8s trained by seven recipes.
+
+    Quick studies use the two bundled ones.
+    """
     clean, noisy = shipped_networks()
     if context.quick:
         return [clean, noisy]

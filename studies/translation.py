@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 MODEL, DATA = "transformer-tiny", "number-words"
 # Above the largest penalty all units are linear.
-OMEGAS, QUICK_OMEGAS = (0.00001, 0.00003, 0.0001), (0.01,)
+OMEGAS = (0.00001, 0.00003, 0.0001)
+QUICK_OMEGAS = (0.01,)
 # Enough sentences to learn to translate. Quick studies use fewer and shorter ones, since they spend
 # most of their time on the final translation.
 FULL_DATA = {"train": 2000, "test": 256}

@@ -120,7 +120,9 @@ def _compare_weights(context: Context, files: list[Path]) -> Run:
         spec = SubjectSpec(HARDER_MODEL, weights, HARDER_DATA, seed, samples=SAMPLES)
         return load_subject(spec, torch.device("cpu"))
 
-    models, starts, trained = {}, {}, {}
+    models = {}
+    starts = {}
+    trained = {}
     for file in files:
         subject = load(str(file), 0)
         header = subject.facts.weights_metadata or {}

@@ -91,7 +91,8 @@ def _french(number: int, last: bool = True) -> str:
     if number < 80:
         tens, ones = divmod(number, 10)
         if tens == 7:
-            tens, ones = 6, ones + 10
+            tens = 6
+            ones = ones + 10
         name = _FRENCH_TENS[tens - 2]
         if not ones:
             return name

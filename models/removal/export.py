@@ -200,7 +200,9 @@ print(json.dumps(facts))
 def export_spans(
     network: nn.Module, removed: Sequence[SpanResult], folder: Path, model: str, test: Subject
 ) -> str:
-    """Export a decoder without some spans; see `export_decoder`.
+    """Export a decoder without some spans.
+
+    See `export_decoder`.
 
     Raises
     ------

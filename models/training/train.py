@@ -83,7 +83,9 @@ class TrainingFolder(LockedFolder):
         self.started = time.perf_counter()
 
     def finished(self) -> TrainingSummary | None:
-        """Return the run's summary; None if it is not finished.
+        """Return the run's summary.
+
+        None if it is not finished.
 
         It is an error if another run wrote the checkpoint, or if it has changed since.
         """
@@ -228,7 +230,10 @@ class TrainingFolder(LockedFolder):
         return "" if is_same_recipe else f"recipe {self.recipe.name} has changed"
 
     def _recorded(self) -> _RecordedTraining:
-        """Read the manifest; return an empty one if there is none."""
+        """Read the manifest.
+
+        Return an empty one if there is none.
+        """
         if not self.manifest_file.is_file():
             return _RecordedTraining()
         try:
@@ -253,7 +258,10 @@ def record_failure(out: Path, request: TrainingRequest, reason: str) -> None:
 
 
 def _initial_weights(request: TrainingRequest) -> str | None:
-    """Return the identity of the initial weights; None if they are unavailable."""
+    """Return the identity of the initial weights.
+
+    None if they are unavailable.
+    """
     try:
         return choose_weights(request.subject).identity
     except RequestError:

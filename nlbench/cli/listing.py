@@ -273,7 +273,9 @@ def traceability(
             answer = "no" if reason else "yes"
         except (Exception, SystemExit) as error:
             # A model may raise any exception, which must not abort the listing.
-            shape, answer, reason = (), "unknown", error_text(error)
+            shape = ()
+            answer = "unknown"
+            reason = error_text(error)
         size = "×".join(map(str, shape))
         rows.append({"name": name, "traceable": answer, "input": size, "reason": reason})
     return rows

@@ -23,7 +23,9 @@ from nlbench.settings import resolve_settings
 from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.subject import Subject
 
-SAMPLES, WIDTH, CLASSES = 48, 6, 3
+SAMPLES = 48
+WIDTH = 6
+CLASSES = 3
 
 ROUNDING_TOLERANCE = 1e-7
 """Relative tolerance, absolute below 1, for values computed in the same dtype."""
@@ -56,7 +58,8 @@ class Trial:
         probe_name = self.measure.probe
 
         class Blank(Measure):
-            name, probe = "blank", probe_name
+            name = "blank"
+            probe = probe_name
 
             def update(self, observation: Any) -> None:
                 pass
@@ -114,12 +117,16 @@ def value_of(result: Result) -> float:
 
 
 def difference(first: Result, second: Result, tolerance: float) -> str:
-    """Describe how two results differ by more than a tolerance; empty if they don't."""
+    """Describe how two results differ by more than a tolerance.
+
+    Empty if they don't.
+    """
     if first.status != second.status:
         return f"{first.status} becomes {second.status}: {second.reason or first.reason}"
     if first.status != "ok":
         return ""
-    a, b = value_of(first), value_of(second)
+    a = value_of(first)
+    b = value_of(second)
     if abs(a - b) <= tolerance * max(1.0, abs(a), abs(b)):
         return ""
     return f"{a:.9g} becomes {b:.9g}"

@@ -55,7 +55,8 @@ def synchronize(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-_STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 class CostMeter:

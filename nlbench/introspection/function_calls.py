@@ -91,7 +91,9 @@ _CALLS = {"lstm": 5, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 def hidden_calls(call: FunctionCall) -> int:
-    """Return the number of activation calls that a recurrent kernel replaces; 0 if unknown.
+    """Return the number of activation calls that a recurrent kernel replaces.
+
+    0 if unknown.
 
     Examples
     --------
@@ -103,15 +105,19 @@ def hidden_calls(call: FunctionCall) -> int:
     >>> hidden_calls(FunctionCall(torch._VF.lstm, args))
     140
     """
-    name, args = call.name.removesuffix("_cell"), call.args
+    name = call.name.removesuffix("_cell")
+    args = call.args
     calls_per_step = _CALLS.get(name, 0)
     if call.name.endswith("_cell") or not calls_per_step:
         return calls_per_step
     try:
         if isinstance(args[1], Tensor) and args[1].ndim == 1:  # Batch sizes of a packed sequence.
-            steps, layers, is_bidirectional = len(args[1]), args[5], args[8]
+            steps = len(args[1])
+            layers = args[5]
+            is_bidirectional = args[8]
         else:
-            layers, is_bidirectional = args[4], args[7]
+            layers = args[4]
+            is_bidirectional = args[7]
             steps = args[0].shape[bool(args[8]) and args[0].ndim == 3]
         return int(calls_per_step * steps * layers * (1 + bool(is_bidirectional)))
     except (IndexError, TypeError):

@@ -30,7 +30,9 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def own_float_type(network: nn.Module) -> torch.dtype:
-    """Return the float type of most of a network's weights; PyTorch's default if it has none.
+    """Return the float type of most of a network's weights.
+
+    PyTorch's default if it has none.
 
     Examples
     --------
@@ -65,7 +67,8 @@ class FloatTypeMode(TorchFunctionMode):
         self.own, self.dtype = own, dtype
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        name = getattr(func, "__name__", "")
+        kwargs = kwargs or {}
         if name == "__get__":
             return func(*args, **kwargs)
         # These checks are not part of the network.
@@ -75,7 +78,9 @@ class FloatTypeMode(TorchFunctionMode):
                 args, kwargs = self._convert(name, floats, args, kwargs)
                 target = _named_type(name, args)
                 if target is not None and self._replaces(target):
-                    func, args, kwargs = Tensor.to, (args[0], self.dtype), {}
+                    func = Tensor.to
+                    args = (args[0], self.dtype)
+                    kwargs = {}
         result = func(*args, **kwargs)
         if floats or not isinstance(result, Tensor):
             return result
@@ -333,7 +338,10 @@ class _Closures:
                 self._copies |= {id(a): (a, b) for a, b in zip(originals, twins, strict=True)}
 
     def rebound(self, value: Any) -> Any:
-        """Return a value that refers to the copy; the same value if it doesn't refer to either."""
+        """Return a value that refers to the copy.
+
+        The same value if it doesn't refer to either.
+        """
         if id(value) in self._copies:
             return self._copies[id(value)][1]
         if isinstance(value, MethodType):

@@ -100,7 +100,8 @@ def _requested(tf32: bool) -> Iterator[None]:
     if _REQUESTS:
         outer, settings = _REQUESTS[-1]
     else:
-        outer, settings = None, (_NewSettings if _HAS_PRECISIONS else _OldSettings)()
+        outer = None
+        settings = (_NewSettings if _HAS_PRECISIONS else _OldSettings)()
     flags = cudnn.deterministic, cudnn.benchmark
     if tf32 != outer:
         cudnn.deterministic, cudnn.benchmark = True, False

@@ -49,7 +49,10 @@ class AttributeSnapshot:
         self.update()
 
     def update(self) -> None:
-        """Take the snapshot again; cheap, since only what changed is copied."""
+        """Take the snapshot again.
+
+        Cheap, since only what changed is copied.
+        """
         modules = _modules()
         if modules == self._modules and self._is_unchanged():
             return
@@ -138,7 +141,10 @@ _NAMESPACES = "torch.ops."
 _ROOTS = frozenset({"torch", "torchvision", "numpy", "math", "random"})
 
 _PRIVATE = frozenset({"torch._C", "torch._C._nn", "torch._VF", "torch._tensor", "torch._refs"})
-"""Modules that public functions call; other private ones are PyTorch's own workings."""
+"""Modules that public functions call.
+
+Other private ones are PyTorch's own workings.
+"""
 
 
 def _modules() -> dict[str, ModuleType]:

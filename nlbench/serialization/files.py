@@ -257,7 +257,10 @@ _CHECKSUM = "checksum"
 
 
 def dump_versioned(content: Mapping[str, Any], *, finite: bool = True) -> str:
-    """Serialize the content of a file; with `finite`, raise for NaN or infinity."""
+    """Serialize the content of a file.
+
+    With `finite`, raise for NaN or infinity.
+    """
     versioned = {"format": FORMAT, **content}
     return json.dumps(versioned, indent=1, allow_nan=not finite, default=_plain) + "\n"
 

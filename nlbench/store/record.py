@@ -272,7 +272,8 @@ def changed_sources(record: Record, decisions: Decisions) -> list[str]:
 
 def difference_text(record: Record, key: tuple[object, ...]) -> str:
     """Describe a record whose decision for a key differs."""
-    measure, subject = record.measure.name, record.subject
+    measure = record.measure.name
+    subject = record.subject
     match key[0]:
         case "measure":
             return f"{measure} with other options, another version or other --errors"
@@ -300,7 +301,9 @@ def recorded_facts(records: Iterable[Record]) -> dict[str, Mapping[str, Any]]:
 
 
 def changed_subject(facts: SubjectFacts, recorded: Mapping[str, Any]) -> str:
-    """Describe how a loaded subject differs from its recorded facts; empty if they agree.
+    """Describe how a loaded subject differs from its recorded facts.
+
+    Empty if they agree.
 
     Examples
     --------

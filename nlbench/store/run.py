@@ -405,7 +405,8 @@ def _check_consistent(records: Sequence[Record], origins: dict[str, Run]) -> Non
     decisions: dict[tuple[object, ...], object] = {}
     first_runs: dict[tuple[object, ...], Run] = {}
     for record in records:
-        run, record_decisions = origins[record.key], decisions_of(record)
+        run = origins[record.key]
+        record_decisions = decisions_of(record)
         for key in changed_keys(record_decisions, decisions):
             raise RequestError(
                 f"{first_runs[key].path} and {run.path} can't be merged: "

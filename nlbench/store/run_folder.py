@@ -322,7 +322,10 @@ COLUMNS = (
 
 
 def tidy_table(records: Iterable[Record]) -> pd.DataFrame:
-    """Build the table of records; see `nlbench.Run.scores`."""
+    """Build the table of records.
+
+    See `nlbench.Run.scores`.
+    """
     import pandas as pd
 
     rows = [row for record in records for row in _rows(record)]
@@ -330,7 +333,8 @@ def tidy_table(records: Iterable[Record]) -> pd.DataFrame:
 
 
 def _rows(record: Record) -> Iterator[tuple[object, ...]]:
-    identity, result = record.identity, record.result
+    identity = record.identity
+    result = record.result
     summary = Value(
         "", result.summary, result.n, result.status, result.reason, result.parts, result.replicates
     )

@@ -85,7 +85,10 @@ def _initialize_lazy(model: nn.Module, dataset: Data) -> None:
 
 
 def _arguments(name: str, dataset: Data, accepted: set[str]) -> dict[str, Any]:
-    """Return the builder's arguments; raise if the model is incompatible with the data."""
+    """Return the builder's arguments.
+
+    Raise if the model is incompatible with the data.
+    """
     shape = tuple(dataset.shape)
     arguments: dict[str, Any] = {"input_shape": shape, "num_classes": dataset.classes or None}
     if len(shape) == 3:

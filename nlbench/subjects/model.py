@@ -187,7 +187,10 @@ def check_arguments(
     required: Iterable[str],
     owner: str,
 ) -> None:
-    """Raise if a required argument is missing or one is not known; None: any is known."""
+    """Raise if a required argument is missing or one is not known.
+
+    None: any is known.
+    """
     missing = [argument for argument in required if argument not in passed]
     if missing:
         expected = " ".join(f"--set {owner}.{argument}=VALUE" for argument in missing)

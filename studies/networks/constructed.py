@@ -188,7 +188,8 @@ class _Polynomial(nn.Module):
         self.amount = amount
 
     def forward(self, x: Tensor) -> Tensor:
-        before, value = x * 0, x * 0 + 1
+        before = x * 0
+        value = x * 0 + 1
         total = math.sqrt(1 - self.amount) * x
         for k in range(max(DEGREES)):
             before, value = value, x * value - k * before
@@ -199,7 +200,10 @@ class _Polynomial(nn.Module):
 
 
 def _held_out(inputs: int, kind: str, amount: float) -> nn.Module:
-    """Build a network of a held-out ladder; see `held_out.draw`."""
+    """Build a network of a held-out ladder.
+
+    See `held_out.draw`.
+    """
     drawn = draw(kind)
     if drawn.form == "function":
         return nn.Sequential(_Polynomial(drawn.coefficients, amount), _mixing(inputs))

@@ -239,7 +239,10 @@ HELD_OUT: Mapping[str, Ladder] = {
     name: _constructed(name, QUESTION_BY_FORM[draw(name).form], _FRACTIONS, seeds=TRAINED_SEEDS)
     for name in NAMES
 }
-"""Ladders drawn after the recommendations of docs/benchmark.md; see `held_out.draw`."""
+"""Ladders drawn after the recommendations of docs/benchmark.md.
+
+See `held_out.draw`.
+"""
 
 TWIN_LADDER = Ladder(
     "twins",

@@ -434,7 +434,10 @@ def qualified_name(func: Any) -> str:
 
 
 def _plain_name(func: Any) -> str:
-    """Return the name of a PyTorch operation; for a property's getter or setter, the property's."""
+    """Return the name of a PyTorch operation.
+
+    For a property's getter or setter, the property's.
+    """
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__"):
         return str(getattr(getattr(func, "__self__", None), "__name__", ""))
@@ -530,7 +533,8 @@ def register_op(
         )
     if kinks is not None and line is not None:
         raise RequestError("register_op: both kinks and a line rule given, expected one of them")
-    name, source = qualified_name(op), f"register_op({qualified_name(op)})"
+    name = qualified_name(op)
+    source = f"register_op({qualified_name(op)})"
     _validate_facts(name, facts)
     if kinks is not None:
         points = _validated_kinks(name, kinks)

@@ -360,7 +360,10 @@ def _missing_map_reason(name: str, place: ReplaceableCall, fit: AffineFit) -> st
 
 
 def _few_rows_remark(rows: Mapping[str, float]) -> str:
-    """Return a remark if full maps have few rows per coefficient, by place; else nothing."""
+    """Return a remark if full maps have few rows per coefficient, by place.
+
+    Else nothing.
+    """
     few = {name: count for name, count in rows.items() if count < FEW_ROWS_PER_COEFFICIENT}
     if not few:
         return ""

@@ -130,7 +130,8 @@ def _float32_rows(
     The output is None if the samples are not run at once, since memory is limited or the sample of
     a row is unknown.
     """
-    pair, others = samples[:2], samples[2:]
+    pair = samples[:2]
+    others = samples[2:]
     if options["memory"] is None:
         outputs: list[object] = []
         hook = model.register_forward_hook(lambda module, args, output: outputs.append(output))
@@ -162,7 +163,9 @@ class _SplitRows:
 
     def add(self, observation: SiteBatch) -> None:
         """Add the rows of one place."""
-        x, y, owners = observation.x, observation.y, observation.owners
+        x = observation.x
+        y = observation.y
+        owners = observation.owners
         if owners is None and len(x) == self._samples:
             owners = torch.arange(self._samples, device=x.device)
         if owners is not None:
@@ -216,13 +219,15 @@ def _is_resolved(values: Tensor, exact: Tensor, others: Tensor) -> bool:
     """Return True if the rounding errors of values (k, d) are small compared with their spread."""
     if values.shape != exact.shape or len(values) < 2:
         return True
-    pooled, rounding = torch.cat([values, others]).double(), torch.finfo(values.dtype).eps
+    pooled = torch.cat([values, others]).double()
+    rounding = torch.finfo(values.dtype).eps
     varies = _varies(pooled, rounding) | _varies(exact, torch.finfo(exact.dtype).eps)
     if not varies.any():
         return True
     errors = values.double() - exact
     # An error common to all samples changes no score.
-    noise, variance = errors.var(0), pooled.var(0)
+    noise = errors.var(0)
+    variance = pooled.var(0)
     if noise.sum() > MAX_POOLED_NOISE**2 * variance.sum():
         return False
     ratios = torch.where(noise < variance, noise / variance, 1.0)[varies]

@@ -88,7 +88,8 @@ class SharedBatch:
         return result
 
     def _compute(self, function: Callable[[Pair], Any]) -> tuple[Any, float]:
-        lent, start = self.lent, self._clock()
+        lent = self.lent
+        start = self._clock()
         try:
             result = function(self)
         except Exception as error:

@@ -146,7 +146,8 @@ def probe_folded_rows(
     batch: Tensor,
 ) -> None:
     """Find which rows of a folded first axis belong to which sample, by changing a sample."""
-    sample, other = batch[:1], other_samples(batch)[0]
+    sample = batch[:1]
+    other = other_samples(batch)[0]
     folded = policy.folded
     assert folded is not None
     policy = _whole_means(policy, {}, folded)

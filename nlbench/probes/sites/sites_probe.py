@@ -73,7 +73,10 @@ class Selection:
         return cls(tuple(_parse(part) for part in parts if part != "*"))
 
     def may_take(self, name: str, kind: str | None) -> bool:
-        """Return True if a site may be selected; the kind is None if not yet known."""
+        """Return True if a site may be selected.
+
+        The kind is None if not yet known.
+        """
         return not self.choices or any(choice.may_take(name, kind) for choice in self.choices)
 
     def check(self, sites: Iterable[Site]) -> None:
@@ -115,7 +118,10 @@ class Picker:
 
 
 def _parse(text: str) -> _Alternative:
-    names, kinds, roles, every = [], [], [], 1
+    names = []
+    kinds = []
+    roles = []
+    every = 1
     for condition in (part.strip() for part in text.split("+")):
         attribute, colon, value = condition.partition(":")
         # The name of a site's second call also contains a colon: `relu:1`.
@@ -216,7 +222,9 @@ class RowPolicy:
 
     @classmethod
     def parse(cls, rows: str, skip: int, of: str) -> RowPolicy:
-        """Parse ``sites.rows``; with ``auto``, activations and modules have one row per sample.
+        """Parse ``sites.rows``.
+
+        With ``auto``, activations and modules have one row per sample.
 
         Raises
         ------
@@ -251,7 +259,10 @@ class RowPolicy:
 
     @property
     def description(self) -> str:
-        """Description of the rows; empty if each is the mean over all positions of a sample."""
+        """Description of the rows.
+
+        Empty if each is the mean over all positions of a sample.
+        """
         if self.nodes:
             return "rows are nodes"
         if not self.tokens:
