@@ -167,16 +167,10 @@ def evaluate(
 
 @dataclass(frozen=True)
 class EvaluatedModels:
-    """The models of an evaluation by the names of their weights, and their inputs.
-
-    Parameters
-    ----------
-    models : mapping of str to torch.nn.Module
-    inputs, labels, settings
-        See `evaluate`.
-    """
+    """The models of an evaluation by the names of their weights, and their inputs."""
 
     models: Mapping[str, nn.Module]
+    # inputs, labels, settings: see `evaluate`.
     inputs: Any
     labels: Any
     settings: Settings | None

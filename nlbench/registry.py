@@ -44,20 +44,13 @@ class Family(ABC):
 
     The entry point refers to the class. It is imported whenever its group is listed, so its module
     must import only the standard library and nlbench until a member is loaded.
-
-    Attributes
-    ----------
-    description : str
-        One-line description for listings.
-    costly : bool
-        True if `names` imports the library. It is then called only for a glob that names the
-        family, and to list all members.
-    claimed_form : str
-        Form of the names that `claim` accepts, for messages; empty if there are none.
     """
 
-    description: str = ""
+    description: str = ""  # one-line description for listings
+    # True if `names` imports the library. It is then called only for a glob that names the family,
+    # and to list all members.
     costly: bool = False
+    # Form of the names that `claim` accepts, for messages; empty if there are none.
     claimed_form: str = ""
 
     def names(self) -> Sequence[str]:
@@ -108,20 +101,13 @@ GROUPS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered name and its providers.
-
-    Parameters
-    ----------
-    claims : tuple of EntryPoint
-        Usually one; several if plugins claim the same name.
-    is_claimed : bool
-        True if the name is a member's without the name of its family; see `Family.claim`.
-    """
+    """A registered name and its providers."""
 
     group: str
     name: str
-    claims: tuple[EntryPoint, ...]
+    claims: tuple[EntryPoint, ...]  # usually one; several if plugins claim the same name
     family: Family | None = None
+    # True if the name is a member's without the name of its family; see `Family.claim`.
     is_claimed: bool = False
 
     @property

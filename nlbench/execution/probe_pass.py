@@ -171,29 +171,18 @@ Without a name, it samples from the global generators in their current state.
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass of a probe through a subject.
-
-    Parameters
-    ----------
-    settings : mapping
-        The probe's options.
-    step : callable
-        Called after each batch or segment.
-    changes : Changes
-        What the model changed in this thread is restored before the measures compute their
-        results, and is added here.
-    replicated : bool
-        Whether results have replicates.
-    """
+    """A pass of a probe through a subject."""
 
     subject: Subject
     probe: str
-    settings: ProbeOptions
+    settings: ProbeOptions  # the probe's options
     resources: Resources
-    step: OnStep = lambda: None
+    step: OnStep = lambda: None  # called after each batch or segment
     monitor: ProgressMonitor = field(default_factory=ProgressMonitor)
+    # What the model changed in this thread is restored before the measures compute their results,
+    # and is added here.
     changes: Changes = field(default_factory=Changes)
-    replicated: bool = True
+    replicated: bool = True  # whether results have replicates
 
     def observe(self, entries: Sequence[MeasureEntry]) -> list[Feed]:
         """Run the probe and return the outcome of each measure.

@@ -42,24 +42,15 @@ _SCRIPT = (
 
 @dataclass(frozen=True)
 class Phase:
-    """The current phase of a worker.
+    """The current phase of a worker."""
 
-    Parameters
-    ----------
-    name : {"starting", "loading", "observing", "measuring"}
-    probe, measure : str
-        Names of those that are running; empty if there is none.
-    spent : float
-        Seconds charged to the cell before this phase, including loading and forward passes.
-    since : float
-        Start of the phase, from `time.monotonic`.
-    """
-
-    name: str
+    name: str  # starting, loading, observing or measuring
+    # probe, measure: names of those that are running; empty if there is none
     probe: str
     measure: str
+    # Seconds charged to the cell before this phase, including loading and forward passes.
     spent: float
-    since: float
+    since: float  # start of the phase, from `time.monotonic`
 
     @property
     def seconds(self) -> float:
@@ -285,17 +276,12 @@ def _late_cells(phase: Phase, pending: Sequence[Cell]) -> tuple[Cell, ...]:
 
 @dataclass(frozen=True)
 class WorkerPool:
-    """Number and resources of a run's workers.
-
-    Parameters
-    ----------
-    devices : tuple of str
-        GPUs to assign to the workers in turn; empty unless there are several.
-    """
+    """Number and resources of a run's workers."""
 
     execution: ExecutionOptions
     workers: int
     threads: int
+    # GPUs to assign to the workers in turn; empty unless there are several.
     devices: tuple[str, ...] = ()
 
     @property

@@ -45,18 +45,12 @@ def batch_first(tensor: Tensor, batch: int | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """Axes of a tensor; None if unknown.
+    """Axes of a tensor; None if unknown."""
 
-    Parameters
-    ----------
-    channel, batch : int or None
-        `GONE` if the axis was removed.
-    sampled : bool or None
-        True if the tensor depends on the model's input and therefore differs between samples.
-    """
-
+    # channel, batch: `GONE` if the axis was removed
     channel: int | None
     batch: int | None
+    # True if the tensor depends on the model's input and therefore differs between samples.
     sampled: bool | None
 
 

@@ -59,26 +59,14 @@ class SiteName:
 
     The name is final when the calling module returns: only then is it known whether the module is
     one activation, which is named after the module.
-
-    Parameters
-    ----------
-    text : str
-        ``layer1.0.relu``, its second call ``layer1.0.relu:1``, a functional call
-        ``Mixed_5b.branch1x1/relu``.
-    base : str
-        The name without the call number.
-    kind : str
-        Kind of activation, or the name of another operation.
-    origin : Origin or None
-        Position of the call in the model's code.
-    after : str or None
-        Path of the module that returned last; None for a call that is named after its module.
     """
 
+    # layer1.0.relu, its second call layer1.0.relu:1, a functional call Mixed_5b.branch1x1/relu.
     text: str
-    base: str
-    kind: str
-    origin: Origin | None = None
+    base: str  # the name without the call number
+    kind: str  # kind of activation, or the name of another operation
+    origin: Origin | None = None  # position of the call in the model's code
+    # Path of the module that returned last; None for a call that is named after its module.
     after: str | None = None
 
     def __str__(self) -> str:
@@ -97,49 +85,27 @@ class CallId(NamedTuple):
     """Identity of a call in a forward pass.
 
     Unlike a name, it is known as soon as the call begins.
-
-    Parameters
-    ----------
-    path : str
-        Dotted name of the module.
-    number : int
-        Index of the call among all calls of the module, from 0.
-    position : int or None
-        Index of the activation call among those made directly in that module call; None for the
-        module call itself.
     """
 
-    path: str
-    number: int
+    path: str  # dotted name of the module
+    number: int  # index of the call among all calls of the module, from 0
+    # Index of the activation call among those made directly in that module call; None for the
+    # module call itself.
     position: int | None = None
 
 
 @dataclass
 class HandwrittenCall:
-    """A running call of a module that may be a handwritten activation.
-
-    Parameters
-    ----------
-    source : tensor
-        Input of the module.
-    call : CallId
-    names : list of SiteName
-        Names of the activation functions that the module has called.
-    possible : bool
-        False once the module is known not to be an activation.
-    begun : bool
-        True once the module has called an operation on its input.
-    probed : list
-        What a probe has seen in the call.
-    """
+    """A running call of a module that may be a handwritten activation."""
 
     module: nn.Module
-    source: Tensor
+    source: Tensor  # input of the module
     call: CallId
+    # Names of the activation functions that the module has called.
     names: list[SiteName] = field(default_factory=list)
-    possible: bool = True
-    begun: bool = False
-    probed: list[Any] = field(default_factory=list)
+    possible: bool = True  # False once the module is known not to be an activation
+    begun: bool = False  # True once the module has called an operation on its input
+    probed: list[Any] = field(default_factory=list)  # what a probe has seen in the call
 
     def __post_init__(self) -> None:
         self._shape = self.source.shape
@@ -199,27 +165,16 @@ class HandwrittenCall:
 
 @dataclass(eq=False)
 class ModuleCall:
-    """A call of a module's forward.
-
-    Parameters
-    ----------
-    forward : callable
-        The module's own forward method.
-    args, kwargs
-        Its arguments.
-    activations : int
-        Number of activation calls that it has made.
-    handwritten : HandwrittenCall, optional
-        The call, if it may be a handwritten activation.
-    """
+    """A call of a module's forward."""
 
     module: nn.Module
     id: CallId
-    forward: Callable[..., Any]
+    forward: Callable[..., Any]  # the module's own forward method
+    # args, kwargs: its arguments
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    activations: int = 0
-    handwritten: HandwrittenCall | None = None
+    activations: int = 0  # number of activation calls that it has made
+    handwritten: HandwrittenCall | None = None  # the call, if it may be a handwritten activation
 
     def arguments(self) -> Iterator[tuple[int | str, Any]]:
         """Yield the arguments with their positions or keywords."""

@@ -70,18 +70,10 @@ class Arguments:
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A tensor or constant among a model's arguments.
+    """A tensor or constant among a model's arguments."""
 
-    Parameters
-    ----------
-    name : str
-        Its place, such as ``[0]`` or ``['mask']``.
-    shape : tuple of int or None
-        Shape of one sample; None for a constant.
-    """
-
-    name: str
-    shape: tuple[int, ...] | None = None
+    name: str  # its place, such as [0] or ['mask']
+    shape: tuple[int, ...] | None = None  # shape of one sample; None for a constant
     dtype: torch.dtype = torch.float32
     constant: Any = None
 
@@ -100,18 +92,6 @@ class _Leaf:
 class ArgumentLayout:
     """The layout of a model's arguments in one packed tensor.
 
-    Parameters
-    ----------
-    spec : TreeSpec
-        Structure of the pair of positional and keyword arguments.
-    leaves : tuple of _Leaf
-        Tensors with samples, and constants, which are the same for all batches.
-    length : int, optional
-        Length of the tensors that hold samples, if others don't.
-    list_parts : int
-        Number of packed tensors for a first argument that is a list of the samples: 1 for images
-        of one size, 2 for padded images and their sizes, 0 if it isn't a list.
-
     Examples
     --------
     >>> layout = ArgumentLayout.of(Arguments(torch.zeros(2, 3), torch.ones(2, 1), 4))
@@ -121,9 +101,12 @@ class ArgumentLayout:
     (torch.Size([2, 4]), torch.Size([2, 3]), torch.Size([2, 1]), 4)
     """
 
-    spec: Any
+    spec: Any  # structure of the pair of positional and keyword arguments
+    # Tensors with samples, and constants, which are the same for all batches.
     leaves: tuple[_Leaf, ...]
-    length: int | None = None
+    length: int | None = None  # length of the tensors that hold samples, if others don't
+    # Number of packed tensors for a first argument that is a list of the samples: 1 for images of
+    # one size, 2 for padded images and their sizes, 0 if it isn't a list.
     list_parts: int = 0
 
     @classmethod
@@ -567,13 +550,6 @@ def unpack_arguments(
 class OutputChoice:
     """Forward hook that selects a tensor from a model's output.
 
-    Parameters
-    ----------
-    choice : str or callable
-        Name or position of the tensor, with dots for parts of parts, or a function of the output.
-        By default, the logits: the first of the attributes or entries ``logits``, ``out`` and
-        ``last_hidden_state``, or else the only tensor. Any other output is returned unchanged.
-
     Examples
     --------
     >>> choice = OutputChoice("boxes.1")
@@ -583,6 +559,9 @@ class OutputChoice:
     tensor([1.])
     """
 
+    # Name or position of the tensor, with dots for parts of parts, or a function of the output. By
+    # default, the logits: the first of the attributes or entries logits, out and last_hidden_state,
+    # or else the only tensor. Any other output is returned unchanged.
     choice: str | Callable[[Any], Any] = ""
 
     @property

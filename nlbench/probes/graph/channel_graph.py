@@ -29,18 +29,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Merge:
-    """Nodes at which branches meet.
+    """Nodes at which branches meet."""
 
-    Parameters
-    ----------
-    sources : int64 tensor of shape (m, k)
-        Sets of nodes to merge, padded with -1.
-    copies : int
-        Number of new nodes per set: node ``first + i * copies + j`` is copy j for set i.
-    """
-
-    sources: Tensor
-    copies: int
+    sources: Tensor  # int64 (m, k): sets of nodes to merge, padded with -1
+    copies: int  # number of new nodes per set: node `first + i * copies + j` is copy j for set i
 
     @property
     def size(self) -> int:
@@ -124,17 +116,10 @@ class ChannelGraph:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Statistics over all paths.
+    """Statistics over all paths."""
 
-    Parameters
-    ----------
-    mean : float
-        Mean number of active units on a path.
-    log10_paths : float
-        Base-10 logarithm of the number of paths, which would overflow for deep networks.
-    """
-
-    mean: float
+    mean: float  # mean number of active units on a path
+    # Base-10 logarithm of the number of paths, which would overflow for deep networks.
     log10_paths: float
 
 

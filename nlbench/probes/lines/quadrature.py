@@ -45,19 +45,13 @@ _BLOCK_SIZE = 2**21
 
 
 class IntervalIntegrals(NamedTuple):
-    """Integrals of interpolants over their intervals.
+    """Integrals of interpolants over their intervals."""
 
-    Parameters
-    ----------
-    above, below : float64 array of shape (m, k)
-        Integrals over [-1, 1] of the positive and negative parts, both non-negative.
-    variation : float64 array of shape (m, k)
-        Total variation.
-    """
-
+    # above, below: float64 (m, k): integrals over [-1, 1] of the positive and negative parts, both
+    # non-negative
     above: Array
     below: Array
-    variation: Array
+    variation: Array  # float64 (m, k): total variation
 
 
 def coefficients(values: Array) -> Array:
@@ -242,17 +236,10 @@ def integrate_along(
 
 @dataclass
 class BatchedNetwork:
-    """A network that is run in batches.
-
-    Parameters
-    ----------
-    network : torch.nn.Module
-    size : int
-        Batch size, halved each time memory runs out.
-    """
+    """A network that is run in batches."""
 
     network: nn.Module
-    size: int
+    size: int  # batch size, halved each time memory runs out
 
     @classmethod
     def of(cls, network: nn.Module, examples: Tensor, memory: int | None = None) -> BatchedNetwork:

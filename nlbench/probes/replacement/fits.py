@@ -32,17 +32,10 @@ def legendre(t: Tensor, degree: int) -> Tensor:
 
 @dataclass(frozen=True)
 class PolynomialMap:
-    """A polynomial for each channel, applied at every position.
+    """A polynomial for each channel, applied at every position."""
 
-    Parameters
-    ----------
-    coefficients : tensor of shape (d, degree + 1), float64
-        Of Legendre polynomials on the channel's range.
-    middle, radius : tensor of shape (d,), float64
-        The range is from middle - radius to middle + radius.
-    """
-
-    coefficients: Tensor
+    coefficients: Tensor  # (d, degree + 1), float64: of Legendre polynomials on the channel's range
+    # middle, radius: (d,), float64: the range is from middle - radius to middle + radius
     middle: Tensor
     radius: Tensor
 
@@ -170,17 +163,10 @@ def rows_of(tensor: Tensor, channel_axis: int) -> Tensor:
 
 @dataclass(frozen=True)
 class AffineMap:
-    """An affine map of the channels, applied at every position.
+    """An affine map of the channels, applied at every position."""
 
-    Parameters
-    ----------
-    weight : tensor of shape (d,) or (d, k)
-        One slope per channel, or a full matrix from d to k channels.
-    bias : tensor of shape (k,)
-    """
-
-    weight: Tensor
-    bias: Tensor
+    weight: Tensor  # (d,) or (d, k): one slope per channel, or a full matrix from d to k channels
+    bias: Tensor  # (k,)
 
     def __call__(self, x: Tensor, channel_axis: int = -1) -> Tensor:
         """Apply the map to a tensor of any layout, in the tensor's dtype.

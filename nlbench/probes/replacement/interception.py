@@ -30,32 +30,18 @@ from nlbench.probes.sites.sites_probe import Selection
 
 @dataclass(frozen=True)
 class ReplaceableCall:
-    """A call whose output can be replaced by a function of its input.
+    """A call whose output can be replaced by a function of its input."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the site or path of the module.
-    channel_axis : int
-        Channel axis of the input and output, in their own layout.
-    shape : tuple of int
-        Shape of one sample's input, without the batch axis.
-    last : CallId, optional
-        Call that returns the output of a span of several calls.
-    batch_axis : int or None
-        Batch axis of the input and output, in their own layout; None if all samples share them.
-    row_order : {"", "contiguous", "interleaved"}
-        Order of the rows where the batch axis also holds positions.
-    """
-
-    name: str
+    name: str  # name of the site or path of the module
     kind: str
     call: CallId
-    channel_axis: int
+    channel_axis: int  # channel axis of the input and output, in their own layout
     channels: int
-    shape: tuple[int, ...]
-    last: CallId | None = None
+    shape: tuple[int, ...]  # shape of one sample's input, without the batch axis
+    last: CallId | None = None  # call that returns the output of a span of several calls
+    # Batch axis of the input and output, in their own layout; None if all samples share them.
     batch_axis: int | None = 0
+    # contiguous or interleaved: order of the rows where the batch axis also holds positions.
     row_order: str = ""
 
     def by_sample(self, tensor: Tensor, samples: int) -> tuple[Tensor, int]:

@@ -50,25 +50,15 @@ _Rows = dict[str, tuple[Tensor, Tensor]]
 
 
 class Float64Comparison(NamedTuple):
-    """Where a float32 model differs from its float64 copy.
+    """Where a float32 model differs from its float64 copy."""
 
-    Parameters
-    ----------
-    copy : torch.nn.Module or None
-        Float64 copy, to measure in place of the model; None if float32 is sufficient. Networks of
-        other types, and float32 networks in TF32 or under autocast, are measured as they are.
-    sites : list of str
-        Names of the sites where float32 is not sufficient.
-    problem : str
-        Reason why a float32 model can't be compared.
-    output : object
-        The model's output for the first samples in float32; None if it was not run on all of them
-        at once.
-    """
-
+    # Float64 copy, to measure in place of the model; None if float32 is sufficient. Networks of
+    # other types, and float32 networks in TF32 or under autocast, are measured as they are.
     copy: nn.Module | None = None
-    sites: Sequence[str] = ()
-    problem: str = ""
+    sites: Sequence[str] = ()  # names of the sites where float32 is not sufficient
+    problem: str = ""  # reason why a float32 model can't be compared
+    # The model's output for the first samples in float32; None if it was not run on all of them at
+    # once.
     output: object = None
 
 

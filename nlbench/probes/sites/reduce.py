@@ -77,26 +77,15 @@ _CPU_CHUNK_BYTES, _GPU_CHUNK_BYTES = 2**22, 2**28
 
 @dataclass(frozen=True)
 class Side:
-    """The input or the output of one activation call, reduced.
+    """The input or the output of one activation call, reduced."""
 
-    Parameters
-    ----------
-    reduced : tensor of shape (n, d)
-    function_results : mapping of str to tensor of shape (n,) or Exception
-        Result of each function on the unreduced tensor, or its error.
-    owners : tensor of shape (rows,), optional
-        Sample index for each row, if rows are tokens.
-    rounding : float
-        Relative error of the entries if the activation's type is narrower than float32, else 0.
-    problem : str
-        Reason why the rows can't be measured; empty if they can.
-    """
-
-    reduced: Tensor
+    reduced: Tensor  # (n, d)
+    # (n,) by name: result of each function on the unreduced tensor, or its error.
     function_results: Mapping[str, Tensor | Exception]
-    owners: Tensor | None = None
+    owners: Tensor | None = None  # (rows,): sample index for each row, if rows are tokens
+    # Relative error of the entries if the activation's type is narrower than float32, else 0.
     rounding: float = 0.0
-    problem: str = ""
+    problem: str = ""  # reason why the rows can't be measured; empty if they can
 
 
 def capture(

@@ -51,20 +51,13 @@ _TWO_SEQUENCES = (
 
 @dataclass(frozen=True)
 class SelectedPositions:
-    """The selected positions of a tensor with n samples of p positions.
+    """The selected positions of a tensor with n samples of p positions."""
 
-    Parameters
-    ----------
-    valid : tensor of shape (n, p), bool, or None
-        True at selected positions; None if all are selected.
-    owners : tensor of shape (rows,) or None
-        Sample index for each row; None if each row is the mean over a sample.
-    index : tensor of shape (rows,) or None
-        Index of each row among all n · p positions; None if every position is a row.
-    """
-
+    # bool (n, p): True at selected positions; None if all are selected.
     valid: Tensor | None = None
+    # (rows,): sample index for each row; None if each row is the mean over a sample.
     owners: Tensor | None = None
+    # (rows,): index of each row among all n · p positions; None if every position is a row.
     index: Tensor | None = None
 
 

@@ -43,11 +43,6 @@ class _Alternative:
 class Selection:
     """A selection of sites.
 
-    Parameters
-    ----------
-    choices : tuple
-        Alternatives; a site has to match one of them. If empty, all sites are selected.
-
     Examples
     --------
     >>> selection = Selection.parse("layer1.*, kind:gelu+every:2")
@@ -55,6 +50,7 @@ class Selection:
     (True, False)
     """
 
+    # Alternatives; a site has to match one of them. If empty, all sites are selected.
     choices: tuple[_Alternative, ...] = ()
 
     @classmethod
@@ -198,26 +194,14 @@ def parse_lengths(spans: str) -> range:
 
 @dataclass(frozen=True)
 class RowPolicy:
-    """Selection of the rows of an activation.
+    """Selection of the rows of an activation."""
 
-    Parameters
-    ----------
-    tokens : bool
-        True if each row is one position of a sample; otherwise each row is a sample.
-    count : int or None
-        Number of positions to draw from each sample; None for all.
-    last : bool
-        Use only the last position of each sample.
-    skip : int
-        Number of leading positions to omit.
-    nodes : bool
-        True if each row is an entry of the first axis, as in a graph, however many there are.
-    """
-
+    # True if each row is one position of a sample; otherwise each row is a sample.
     tokens: bool = False
-    count: int | None = None
-    last: bool = False
-    skip: int = 0
+    count: int | None = None  # number of positions to draw from each sample; None for all
+    last: bool = False  # use only the last position of each sample
+    skip: int = 0  # number of leading positions to omit
+    # True if each row is an entry of the first axis, as in a graph, however many there are.
     nodes: bool = False
 
     @classmethod

@@ -26,28 +26,15 @@ from .program import Program, apply_step
 
 @dataclass(frozen=True)
 class PointMemory:
-    """Memory required per point in a program, in bytes.
+    """Memory required per point in a program, in bytes."""
 
-    Parameters
-    ----------
-    width : int
-        Maximum size of the live values.
-    step : int
-        Maximum during a step: the live values before and after new points are inserted, and the
-        step's workspace.
-    waiting : int
-        Memory of a point that waits for others, summed over the steps that bend.
-    reserve : int
-        Bytes per thread, independent of the number of points.
-    constants : int
-        Size of cached constants in bytes, such as sums of squared weights.
-    """
-
-    width: int
+    width: int  # maximum size of the live values
+    # Maximum during a step: the live values before and after new points are inserted, and the
+    # step's workspace.
     step: int
-    waiting: int
-    reserve: int
-    constants: int = 0
+    waiting: int  # memory of a point that waits for others, summed over the steps that bend
+    reserve: int  # bytes per thread, independent of the number of points
+    constants: int = 0  # size of cached constants in bytes, such as sums of squared weights
 
     def times(self, count: int) -> PointMemory:
         """Return the memory required with `count` tensors in place of each."""

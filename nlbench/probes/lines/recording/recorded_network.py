@@ -41,20 +41,11 @@ MIN_CHECKED_POINTS = 4
 
 @dataclass(frozen=True)
 class RecordedNetwork:
-    """A network's copy, and the program recorded from it.
+    """A network's copy, and the program recorded from it."""
 
-    Parameters
-    ----------
-    network : torch.nn.Module
-        Copy in eval mode, in the dtype of the program.
-    program : Program
-    needs : PointMemory
-        Memory required per point.
-    """
-
-    network: nn.Module
+    network: nn.Module  # copy in eval mode, in the dtype of the program
     program: Program
-    needs: PointMemory
+    needs: PointMemory  # memory required per point
 
 
 # The only state of this package: recordings of the networks traced last, until these are deleted,

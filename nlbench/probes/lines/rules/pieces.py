@@ -40,21 +40,13 @@ class UnitPieces(Protocol):
 
 @dataclass(frozen=True)
 class Kinks:
-    """Units whose slope changes where their value crosses one of several thresholds.
+    """Units whose slope changes where their value crosses one of several thresholds."""
 
-    Parameters
-    ----------
-    value : callable
-        Maps the inputs at P points to the values of the units, (P, ...).
-    thresholds : sequence of float
-        Values at which the slope changes.
-    error : callable, optional
-        Maps the inputs and their error bounds to the error bound of the values; by default the
-        bound of the first input.
-    """
-
+    # Maps the inputs at P points to the values of the units, (P, ...).
     value: Callable[[Sequence[Tensor]], Tensor]
-    thresholds: Sequence[float] = (0.0,)
+    thresholds: Sequence[float] = (0.0,)  # values at which the slope changes
+    # Maps the inputs and their error bounds to the error bound of the values; by default the bound
+    # of the first input.
     error: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor] = lambda inputs, bounds: bounds[0]
 
     def distances(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -94,27 +86,17 @@ class Kinks:
 
 @dataclass(frozen=True)
 class MaxGroups:
-    """Windows of units whose maximum is the output.
+    """Windows of units whose maximum is the output."""
 
-    Parameters
-    ----------
-    lines : callable
-        Maps the input at P points to its values or their negatives, (P, ..., positions). It is also
-        applied to rates of change and to error bounds.
-    windows_on : callable
-        Returns the positions in each window, (windows, members), on a device.
-    output : callable
-        Maps the maxima, (P, rows, windows), to the call's output.
-    pooled_axes : int
-        Number of last axes that pooling flattens into positions; 0 for other maxima.
-    fast_argmax : callable, optional
-        Faster implementation of `argmax`.
-    """
-
+    # Maps the input at P points to its values or their negatives, (P, ..., positions). It is also
+    # applied to rates of change and to error bounds.
     lines: Callable[[Tensor], Tensor]
+    # Returns the positions in each window, (windows, members), on a device.
     windows_on: Callable[[torch.device], Tensor]
-    output: Callable[[Tensor], Tensor]
+    output: Callable[[Tensor], Tensor]  # maps the maxima, (P, rows, windows), to the call's output
+    # Number of last axes that pooling flattens into positions; 0 for other maxima.
     pooled_axes: int = 0
+    # Faster implementation of `argmax`.
     fast_argmax: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
 
     def argmax(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -202,21 +184,13 @@ class MaxGroups:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Groups of units that are sorted; the output consists of the values at certain ranks.
+    """Groups of units that are sorted; the output consists of the values at certain ranks."""
 
-    Parameters
-    ----------
-    groups : callable
-        Maps the inputs at P points to the values to sort, (P, groups, units). It is also applied
-        to error bounds.
-    ranks : sequence of int
-        Ranks in the output; 0 is the largest.
-    output : callable
-        Maps values (P, groups, ranks) to the call's output.
-    """
-
+    # Maps the inputs at P points to the values to sort, (P, groups, units). It is also applied to
+    # error bounds.
     groups: Callable[[Sequence[Tensor]], Tensor]
-    ranks: Sequence[int]
+    ranks: Sequence[int]  # ranks in the output; 0 is the largest
+    # Maps values (P, groups, ranks) to the call's output.
     output: Callable[[Tensor], Tensor] = lambda by_rank: by_rank
 
     def bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
