@@ -178,13 +178,7 @@ class EvaluatedModels:
     def weight_linearity(
         self, start: SubjectFacts, end: SubjectFacts, directions: int
     ) -> WeightLinearity:
-        """Compare two of the models in their weights.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If a model has changed since it was measured.
-        """
+        """Compare two of the models in their weights."""
         for facts in (start, end):
             with unwrapped(self.models[facts.weights]) as network:
                 if state_hash(network) != facts.weights_hash:

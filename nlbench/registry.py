@@ -59,13 +59,7 @@ class Family(ABC):
 
     @abstractmethod
     def load(self, name: str) -> Any:
-        """Load a member.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If there is no such member, or the library isn't installed.
-        """
+        """Load a member."""
 
     def matches(self, pattern: str) -> Sequence[str]:
         """Return the members that match a glob of paths, used if it matches none of `names`."""
@@ -191,13 +185,7 @@ def is_listed(group: str, name: str) -> bool:
 
 
 def find(group: str, name: str) -> Entry:
-    """Find a registered name or a member of a family, importing no other plugin.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the name is not registered; the message suggests the nearest name.
-    """
+    """Find a registered name or a member of a family, importing no other plugin."""
     points = _points(group)
     prefix, slash, member = name.partition("/")
     claims = () if name.endswith("/*") else points.get(name, ())
@@ -223,15 +211,7 @@ def find(group: str, name: str) -> Entry:
 
 
 def load(group: str, name: str) -> Any:
-    """Import the object of a registered name or a member of a family.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the name is not registered; the message suggests the nearest name.
-    nlbench.PluginError
-        If two plugins claim the name, or the import fails.
-    """
+    """Import the object of a registered name or a member of a family."""
     entry = find(group, name)
     if entry.conflict:
         raise PluginError(entry.conflict)
@@ -255,11 +235,6 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
     A glob without a slash matches no members of families; one that names a family, such as
     ``torchvision/resnet*``, matches only its members. Of measures, ``@NAME`` means those of a
     registered question, and ``@all`` all.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If a name is not registered or a glob matches nothing.
 
     Examples
     --------

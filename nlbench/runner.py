@@ -84,13 +84,7 @@ def preview(
     execution: ExecutionOptions | None = None,
     progress: Progress | None = None,
 ) -> Preview:
-    """Plan a run without measuring or writing anything.
-
-    Raises
-    ------
-    nlbench.RequestError, nlbench.PluginError
-        If the request is invalid as a whole.
-    """
+    """Plan a run without measuring or writing anything."""
     folder = RunFolder(out)
     records = folder.read()[1] if folder.holds_a_run() else []
     plan = _plan(request, ProgressMonitor(progress))

@@ -155,20 +155,10 @@ class Supervisor:
     ) -> Iterator[dict[str, Any]]:
         """Send a request and yield the worker's messages.
 
-        Parameters
-        ----------
-        request : mapping
-            Either a ``unit`` and the ``timeout`` per cell, or the function to ``call``
-            (``module:name``) and its ``argument``.
-        is_wanted : callable
-            Polled regularly; the unit is cancelled when it returns False.
-        timeout : float, optional
-            Time limit per cell, in seconds.
-
-        Raises
-        ------
-        WorkerCrash, WorkerTimeout, UnitCancelled
-            The process is no longer running in any of these cases.
+        The request has a ``unit`` and the ``timeout`` per cell in seconds, or the function to
+        ``call`` (``module:name``) and its ``argument``. The unit is cancelled when `is_wanted`
+        returns False. After WorkerCrash, WorkerTimeout or UnitCancelled the process is no longer
+        running.
         """
         self._start()
         process = self._process

@@ -183,15 +183,7 @@ class ModuleCall:
 
 
 class ModuleStack(TorchFunctionMode):
-    """Function mode that passes each module call to `around`, and numbers the calls.
-
-    Attributes
-    ----------
-    module_calls : Counter
-        Number of calls of each module in this pass, by path.
-    stack : list of ModuleCall
-        Running module calls, the innermost last.
-    """
+    """Function mode that passes each module call to `around`, and numbers the calls."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -203,7 +195,8 @@ class ModuleStack(TorchFunctionMode):
         """Begin a forward pass in this thread, and discard the previous pass's calls."""
         # The model may run in another thread at the same time.
         self._thread = threading.get_ident()
-        self.stack: list[ModuleCall] = []
+        self.stack: list[ModuleCall] = []  # running module calls, the innermost last
+        # Number of calls of each module in this pass, by path.
         self.module_calls: Counter[str] = Counter()
 
     @contextmanager
@@ -268,15 +261,6 @@ class SiteNames(ModuleStack):
 
     While it is the innermost active mode, `current` is the name of the current call.
 
-    Attributes
-    ----------
-    current : SiteName or None
-        Name of the current call of an activation function; None during any other call.
-    current_id : CallId or None
-        Identity of the last call of an activation function, including a softmax.
-    layouts : nlbench.introspection.axes.Layouts
-        Axes of every tensor in this pass.
-
     Examples
     --------
     >>> class NamePrinter(SiteNames):
@@ -311,8 +295,11 @@ class SiteNames(ModuleStack):
         self._counts: Counter[str] = Counter()
         # Path of the module that returned last.
         self._returned = ""
+        # Name of the current call of an activation function; None during any other call.
         self.current: SiteName | None = None
+        # Identity of the last call of an activation function, including a softmax.
         self.current_id: CallId | None = None
+        # Axes of every tensor in this pass.
         self.layouts = Layouts(len(inputs[0]) if inputs and inputs[0].ndim else 1)
         constants = list(constants)
         for tensor, channel in itertools.zip_longest(inputs, channels):

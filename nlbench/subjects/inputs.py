@@ -111,14 +111,7 @@ class ArgumentLayout:
 
     @classmethod
     def of(cls, arguments: Arguments, length: int | None = None) -> ArgumentLayout:
-        """Derive the layout from a batch.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the batch has no tensor, or its tensors can't be packed because their lengths or
-            floating-point dtypes differ.
-        """
+        """Derive the layout from a batch."""
         spec, leaves, tensors = _flatten(arguments, length)
         if not tensors:
             raise RequestError("inputs: arguments without a tensor, expected at least one")
@@ -180,11 +173,6 @@ class ArgumentLayout:
 
         Floats packed with integers are stored as bit patterns. Therefore, inputs with a mask, for
         example, can't be interpolated or differentiated.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the arguments differ from those of the first batch.
         """
         spec, leaves, tensors = _flatten(arguments, self.length)
         if spec != self.spec or not all(map(_Leaf.is_like, self.leaves, leaves)):
@@ -215,14 +203,10 @@ class ArgumentLayout:
     def unpack(
         self, packed: Tensor, dtype: torch.dtype | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the positional and keyword arguments from packed samples.
+        """Return the positional and keyword arguments from packed samples (n, k).
 
-        Parameters
-        ----------
-        packed : tensor of shape (n, k)
-        dtype : torch.dtype, optional
-            Minimum precision of floats that are constants or packed with integers; other floats
-            have `packed`'s dtype.
+        `dtype` is the minimum precision of floats that are constants or packed with integers; other
+        floats have `packed`'s dtype.
         """
         values: list[Any] = []
         start = 0
@@ -281,15 +265,10 @@ class _Unpacker:
 class BatchReader:
     """Separates a loader's batches into the model's inputs and labels.
 
-    Parameters
-    ----------
-    labels : bool, str or None
-        True: the labels are a tuple's last element or a mapping's entry ``labels``. False: there
-        are none. A string: the labels' key in a mapping. None: a pair is (inputs, labels) if the
-        model takes one argument.
-    guesses_labels : bool
-        Where it isn't certain which part holds the labels: True to choose class indices and the
-        names in `LABEL_KEYS` that the model doesn't take, False to raise.
+    The labels are a tuple's last element or a mapping's entry ``labels`` if `labels` is True, a
+    mapping's entry of that name if it is a string. If it is None, a pair is (inputs, labels) if the
+    model takes one argument. Where that isn't certain, class indices and the names in `LABEL_KEYS`
+    that the model doesn't take are chosen, if it `guesses_labels`, else an error is raised.
 
     Examples
     --------
@@ -316,13 +295,7 @@ class BatchReader:
         self._takes_list = False
 
     def read(self, batch: object) -> tuple[Tensor, Tensor | None]:
-        """Return a batch's packed arguments, and its labels if there are any.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the batch doesn't fit the model, or its labels are ambiguous.
-        """
+        """Return a batch's packed arguments, and its labels if there are any."""
         source = batch
         parts = pytree.object_parts(batch)
         if parts:

@@ -133,11 +133,6 @@ def resolve_arguments(
 ) -> Options:
     """Validate and convert the arguments that are set. Others keep the function's defaults.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If an argument is unknown, its value is invalid, or a required one is missing.
-
     Examples
     --------
     >>> from nlbench.options import Option

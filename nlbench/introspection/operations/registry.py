@@ -190,19 +190,9 @@ def register_aspect(
 ) -> Operation:
     """Register an aspect of an operation, unless it is already registered with equal values.
 
-    Parameters
-    ----------
-    aspect : str
-        ``kind``, ``line``, ``graph``, ``axes`` or one of `FACTS`.
-    source : str
-        Module and function, for messages.
-    **values
-        Attributes of `Operation` that define the aspect.
-
-    Raises
-    ------
-    nlbench.PluginError
-        If the aspect is registered with other values; the message names both sources.
+    The aspect is ``kind``, ``line``, ``graph``, ``axes`` or one of `FACTS`, and `values` are the
+    attributes of `Operation` that define it. Another registration raises PluginError, which names
+    both sources: the module and function of each.
     """
     with _LOCK:
         entry = entry_of(name)
@@ -259,19 +249,8 @@ def _rule(
 def line_rule(*names: str, bends: str = "", caveat: str = "") -> Callable[[RuleMaker], RuleMaker]:
     """Register a function as the rule for operations at points on a segment.
 
-    Parameters
-    ----------
-    *names : str
-        Names of operations; see `Operation`.
-    bends : str
-        Description of where they bend; empty if they are affine.
-    caveat : str
-        Unsupported cases.
-
-    Raises
-    ------
-    nlbench.PluginError
-        If one of them already has a rule; the message names both.
+    `bends` describes where they bend, if they do, and `caveat` the unsupported cases. Two rules for
+    one operation raise PluginError.
     """
     return _rule("line", names, caveat, bends=bends)
 
@@ -383,11 +362,6 @@ def load_operations(probe: str = "") -> None:
 
 def qualified_name(func: Any) -> str:
     """Return the name of an operation, with its library if that isn't PyTorch.
-
-    Parameters
-    ----------
-    func : callable
-        A PyTorch function, method, overload or property, or an autograd function.
 
     Examples
     --------

@@ -45,13 +45,7 @@ class ReplaceableCall:
     row_order: str = ""
 
     def by_sample(self, tensor: Tensor, samples: int) -> tuple[Tensor, int]:
-        """Return a tensor (n, ...) of the samples, where they are known, and its channel axis.
-
-        Raises
-        ------
-        nlbench.Undefined
-            If the tensor doesn't hold all samples of the batch.
-        """
+        """Return a tensor (n, ...) of the samples, where they are known, and its channel axis."""
         batch = self.batch_axis
         channel = self.channel_axis
         if batch is None:
@@ -96,13 +90,7 @@ class CallInterception(ModuleStack):
     """
 
     def run(self, inputs: Tensor, around: Around) -> Any:
-        """Run the model, and return its output.
-
-        Parameters
-        ----------
-        inputs : tensor
-            Modified if the first layer works in place.
-        """
+        """Run the model on inputs that it may modify in place, and return its output."""
         self.restart()
         self._around = around
         with self.hooked(), self:
@@ -162,29 +150,9 @@ def find_calls(
 ) -> list[ReplaceableCall]:
     """Find the calls in a network that can be replaced, named as in the probe `sites`.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Restored afterwards.
-    example : tensor
-        A batch of inputs on the model's device.
-    of : str
-        What to replace, as in ``sites.of``; see `nlbench.probes.sites.modules.find_places`. MLPs
-        whose layers are several children of a block are skipped.
-    select : str
-        See `nlbench.probes.sites.sites_probe.Selection.parse`.
-    on_unseen, on_undefined : callable
-        See `nlbench.probes.sites.sites_observation.observe_sites`.
-
-    Returns
-    -------
-    list of ReplaceableCall
-        In call order.
-
-    Raises
-    ------
-    nlbench.RequestError, nlbench.Undefined
-        See `nlbench.probes.sites.sites_observation.observe_sites`.
+    The example is a batch of inputs on the model's device. `of`, `select`, `on_unseen` and
+    `on_undefined` are as in `nlbench.probes.sites.sites_observation.observe_sites`. MLPs whose
+    layers are several children of a block are skipped.
 
     Examples
     --------

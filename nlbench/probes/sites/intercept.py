@@ -121,12 +121,8 @@ class SiteCall:
 class CallInterceptor(SiteNames):
     """Function mode that intercepts the activation calls of forward passes.
 
-    Parameters
-    ----------
-    on_call : callable
-        Called with each activation call, in order, once its role is final.
-    on_unseen : callable
-        Called with a description of each activation that can't be intercepted, in each pass.
+    `on_call` is called with each, in order, once its role is final, and `on_unseen` in each pass
+    with a description of each activation that can't be intercepted.
     """
 
     def __init__(
@@ -343,15 +339,7 @@ class CallInterceptor(SiteNames):
 
 
 class ModuleInterceptor(ModuleStack):
-    """Intercepts the module calls at a model's places.
-
-    Parameters
-    ----------
-    of : str
-        See `find_places`.
-    on_call : callable
-        Called with each call as soon as its output is known.
-    """
+    """Intercepts the module calls at a model's places, as soon as the output of each is known."""
 
     def __init__(
         self, model: nn.Module, of: str, policy: CapturePolicy, on_call: Callable[[SiteCall], None]

@@ -67,12 +67,7 @@ def compare_with_float64(
 ) -> Float64Comparison:
     """Test whether float32 is precise enough at every site of a model.
 
-    Parameters
-    ----------
-    first_samples : tensor of shape (k, ...)
-        At most `COMPARED_SAMPLES`. The first two also run in float64; no copy is made for fewer.
-    options : mapping
-        Keyword arguments for `observe_sites`.
+    The first two of at most `COMPARED_SAMPLES` also run in float64; no copy is made for fewer.
     """
     device = first_samples.device
     if len(first_samples) < 2 or not _computes_in_float32(model, first_samples):
@@ -137,19 +132,13 @@ def _float32_rows(
 
 
 class _SplitRows:
-    """The rows of a batch's first two samples, and those of its other samples.
-
-    Attributes
-    ----------
-    is_complete : bool
-        False if there are rows whose sample is unknown.
-    """
+    """The rows of a batch's first two samples, and those of its other samples."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
         self.first: _Rows = {}
         self.others: _Rows = {}
-        self.is_complete = True
+        self.is_complete = True  # False if there are rows whose sample is unknown
 
     def add(self, observation: SiteBatch) -> None:
         """Add the rows of one place."""
@@ -182,12 +171,7 @@ def _rows_at_sites(model: nn.Module, samples: Tensor, options: Mapping[str, Any]
 def unresolved_sites(rows: _Rows, exact: _Rows, others: _Rows) -> list[str]:
     """Return the names of sites where rows in float32 differ too much from those in float64.
 
-    Parameters
-    ----------
-    rows, exact : mapping of str to pair of tensors of shape (k, d)
-        Input and output in float32 and in float64.
-    others : mapping of str to pair of tensors of shape (m, d)
-        Input and output for other samples in float32, since two samples may be close by chance.
+    The rows of other samples in float32 count as well, since two samples may be close by chance.
 
     Examples
     --------

@@ -100,21 +100,10 @@ class ModulePlace:
 def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[ModulePlace]:
     """Find the places in a model, in call order.
 
-    Parameters
-    ----------
-    example : tensor of shape (n, ...)
-        Inputs for the model; two samples are enough.
-    of : str
-        Comma-separated kinds of places: ``blocks``, ``mlp``, ``attention``, ``spans:L`` or
-        ``spans:A..B`` for L, or A to B, consecutive blocks of a list, or ``modules:GLOB``, where
-        the glob matches module paths.
-
-    Raises
-    ------
-    nlbench.Undefined
-        If the model has no places of these kinds.
-    nlbench.RequestError
-        If `of` is invalid, a glob matches no module, or the model can't be observed.
+    Comma-separated kinds of places are ``blocks``, ``mlp``, ``attention``, ``spans:L`` or
+    ``spans:A..B`` for L, or A to B, consecutive blocks of a list, and ``modules:GLOB``, where the
+    glob matches module paths. Two samples are enough as an example. Raise Undefined if there are no
+    such places.
 
     Examples
     --------

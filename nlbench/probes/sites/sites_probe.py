@@ -59,11 +59,6 @@ class Selection:
 
         A condition is a glob over names, ``kind:GLOB``, ``role:ROLE`` or ``every:K``. The last one
         selects every k-th of the sites that meet the other conditions, starting with the first.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the text is invalid.
         """
         parts = [part.strip() for part in text.split(",") if part.strip()]
         return cls(tuple(_parse(part) for part in parts if part != "*"))
@@ -152,13 +147,7 @@ ROWS = ("auto", "samples", "tokens", "tokens:K", "last", "nodes")
 
 
 def parse_places(of: str) -> tuple[str, ...]:
-    """Parse the value of ``sites.of``: comma-separated names from `PLACES`.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If a name is unknown, or if ``activations`` is combined with other names.
-    """
+    """Parse the value of ``sites.of``: comma-separated names from `PLACES`."""
     names = tuple(name.strip() for name in of.split(",") if name.strip())
     for name in names:
         if name.startswith("spans:"):
@@ -173,10 +162,6 @@ def parse_places(of: str) -> tuple[str, ...]:
 
 def parse_lengths(spans: str) -> range:
     """Parse the lengths of spans, in blocks, from ``spans:L`` or ``spans:A..B``.
-
-    Raises
-    ------
-    nlbench.RequestError
 
     Examples
     --------
@@ -209,11 +194,6 @@ class RowPolicy:
         """Parse ``sites.rows``.
 
         With ``auto``, activations and modules have one row per sample.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the value is unknown.
 
         Examples
         --------

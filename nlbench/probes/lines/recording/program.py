@@ -64,12 +64,8 @@ def run_program(
 ) -> Tensor:
     """Run a program on a batch of inputs, (m, ...) to (m, ...).
 
-    Parameters
-    ----------
-    callback : callable, optional
-        Called with each step and its inputs before the step is run.
-    use_direct : bool
-        True to run PyTorch's own call if a rule computes it differently.
+    `callback` is called with each step and its inputs before the step is run. With `use_direct`,
+    PyTorch's own call is run where a rule computes it differently.
     """
     values = {0: inputs}
     for step in program.steps:
