@@ -20,10 +20,10 @@ from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.module_stack import CallId
+from nlbench.measure.contract import load_measure
 from nlbench.measures.accuracy import IGNORED_LABEL
 from nlbench.measures.substitution import divergence
 from nlbench.options import OptionValue
-from nlbench.plugin_loading import load_measure
 from nlbench.probes.replacement import (
     AffineFit,
     AffineMap,

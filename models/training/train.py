@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nlbench.errors import NotFinite, RequestError
-from nlbench.execution.devices import resolve_device
 from nlbench.execution.machine import describe_machine
-from nlbench.introspection.precision import exact_arithmetic
+from nlbench.introspection.precision import exact_arithmetic, resolve_device
 from nlbench.serialization.fields import extra_fields, from_plain, to_plain
 from nlbench.serialization.hashing import file_hash
 from nlbench.store.locked_folder import LockedFolder
