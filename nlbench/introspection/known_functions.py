@@ -18,22 +18,12 @@ from torch.nn import functional
 TOLERANCE = 1e-6
 
 _FUNCTIONS: Mapping[str, Sequence[Callable[[Tensor], Tensor]]] = {
-    "celu": (functional.celu,),
-    "gelu": (functional.gelu, partial(functional.gelu, approximate="tanh")),
-    "hardsigmoid": (functional.hardsigmoid,),
-    "hardswish": (functional.hardswish,),
-    "logsigmoid": (functional.logsigmoid,),
-    "mish": (functional.mish,),
-    "relu": (torch.relu,),
-    "relu6": (functional.relu6,),
-    "selu": (functional.selu,),
-    "sigmoid": (torch.sigmoid,),
-    "silu": (functional.silu,),
-    "softplus": (functional.softplus,),
-    "softsign": (functional.softsign,),
-    "tanh": (torch.tanh,),
-    "tanhshrink": (functional.tanhshrink,),
-}
+    kind: (getattr(functional, kind),)
+    for kind in (
+        "celu", "gelu", "hardsigmoid", "hardswish", "logsigmoid", "mish", "relu", "relu6", "selu",
+        "sigmoid", "silu", "softplus", "softsign", "tanh", "tanhshrink",
+    )
+} | {"gelu": (functional.gelu, partial(functional.gelu, approximate="tanh"))}  # fmt: skip
 
 # Relative tolerance for a normalisation that computes in float32 and adds an epsilon.
 NORM_TOLERANCE = 1e-3

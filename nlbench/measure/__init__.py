@@ -5,23 +5,16 @@ There are three ways to write a measure: decorate a function of a site's input a
 class from `Measure`, for any probe.
 """
 
-from .base import INVARIANCES, Measure, MoreMeans
-from .pooled import Accumulator, FunctionMeasure, PooledMeasure, site_measure
-from .result import Parts, Result, Status, Value, summarize
-from .torchmetrics_adapter import metric_measure
-
-__all__ = [
-    "INVARIANCES",
-    "Accumulator",
-    "FunctionMeasure",
-    "Measure",
-    "MoreMeans",
-    "Parts",
-    "PooledMeasure",
-    "Result",
-    "Status",
-    "Value",
-    "metric_measure",
-    "site_measure",
-    "summarize",
-]
+from .base import INVARIANCES as INVARIANCES
+from .base import Measure as Measure
+from .base import MoreMeans as MoreMeans
+from .pooled import Accumulator as Accumulator
+from .pooled import FunctionMeasure as FunctionMeasure
+from .pooled import PooledMeasure as PooledMeasure
+from .pooled import site_measure as site_measure
+from .result import Parts as Parts
+from .result import Result as Result
+from .result import Status as Status
+from .result import Value as Value
+from .result import summarize as summarize
+from .torchmetrics_adapter import metric_measure as metric_measure

@@ -9,40 +9,19 @@ channels in `nlbench.probes.graph.rules` and for axes in `nlbench.introspection.
 Everything else is a fact in `table`.
 """
 
-from .registry import (
-    Operation,
-    activation,
-    axis_rule,
-    fact,
-    graph_rule,
-    in_each_dimension,
-    known,
-    line_rule,
-    load_errors,
-    load_operations,
-    named_modules,
-    not_affine,
-    operation,
-    qualified_name,
-    register_op,
-    registered,
-)
-
-__all__ = [
-    "Operation",
-    "activation",
-    "axis_rule",
-    "fact",
-    "graph_rule",
-    "in_each_dimension",
-    "known",
-    "line_rule",
-    "load_errors",
-    "load_operations",
-    "named_modules",
-    "not_affine",
-    "operation",
-    "qualified_name",
-    "register_op",
-    "registered",
-]
+from .registry import Operation as Operation
+from .registry import activation as activation
+from .registry import axis_rule as axis_rule
+from .registry import fact as fact
+from .registry import graph_rule as graph_rule
+from .registry import in_each_dimension as in_each_dimension
+from .registry import known as known
+from .registry import line_rule as line_rule
+from .registry import load_errors as load_errors
+from .registry import load_operations as load_operations
+from .registry import named_modules as named_modules
+from .registry import not_affine as not_affine
+from .registry import operation as operation
+from .registry import qualified_name as qualified_name
+from .registry import register_op as register_op
+from .registry import registered as registered

@@ -9,38 +9,25 @@ from torch import nn
 
 from .registry import activation, fact, in_each_dimension
 
+_MODULES = [value for value in vars(nn).values() if isinstance(value, type)]
+
 activation("glu", modules=(nn.GLU,))
 activation("softmax", "softmax", "special_softmax", modules=(nn.Softmax,))
-# Activations that act elementwise.
-for _kind, _others, _modules in (
-    ("celu", (), (nn.CELU,)),
-    ("elu", (), (nn.ELU,)),
-    ("gelu", (), (nn.GELU,)),
-    ("hardshrink", (), (nn.Hardshrink,)),
-    ("hardsigmoid", (), (nn.Hardsigmoid,)),
-    ("hardswish", (), (nn.Hardswish,)),
-    ("hardtanh", (), (nn.Hardtanh,)),
-    ("leaky_relu", (), (nn.LeakyReLU,)),
-    ("logsigmoid", ("log_sigmoid",), (nn.LogSigmoid,)),
-    ("mish", (), (nn.Mish,)),
-    ("prelu", (), (nn.PReLU,)),
-    ("relu", (), (nn.ReLU,)),
-    ("relu6", (), (nn.ReLU6,)),
-    ("rrelu", (), (nn.RReLU,)),
-    ("selu", (), (nn.SELU,)),
-    ("sigmoid", ("special_expit",), (nn.Sigmoid,)),
-    ("silu", (), (nn.SiLU,)),
-    ("sin", (), ()),
-    ("softplus", (), (nn.Softplus,)),
-    ("softshrink", (), (nn.Softshrink,)),
-    ("softsign", (), (nn.Softsign,)),
-    ("tanh", (), (nn.Tanh,)),
-    ("tanhshrink", (), (nn.Tanhshrink,)),
-    ("threshold", ("_threshold",), (nn.Threshold,)),
-):
-    _gates = _kind in ("sigmoid", "hardsigmoid")
-    activation(_kind, _kind, *_others, modules=_modules, gates=_gates)
-    fact("acts", "bends", _kind, *_others)
+# Activations that act elementwise, each with the module of its name.
+_OTHER_NAMES = {
+    "logsigmoid": ("log_sigmoid",),
+    "sigmoid": ("special_expit",),
+    "threshold": ("_threshold",),
+}
+for _kind in (
+    "celu", "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu",
+    "logsigmoid", "mish", "prelu", "relu", "relu6", "rrelu", "selu", "sigmoid", "silu", "sin",
+    "softplus", "softshrink", "softsign", "tanh", "tanhshrink", "threshold",
+):  # fmt: skip
+    _names = (_kind, *_OTHER_NAMES.get(_kind, ()))
+    _modules = [m for m in _MODULES if m.__name__.lower() == _kind.replace("_", "")]
+    activation(_kind, *_names, modules=_modules, gates=_kind in ("sigmoid", "hardsigmoid"))
+    fact("acts", "bends", *_names)
 
 fact(
     "acts", "keeps",
