@@ -121,7 +121,7 @@ def weight_linearity(
         raise RequestError(f"directions must be at least {GROUPS}, got {directions}")
     if not len(inputs):
         raise RequestError("there are no samples")
-    network = _Network(end, inputs[:MAX_SAMPLES])
+    network = _LinearisedNetwork(end, inputs[:MAX_SAMPLES])
     before = network.read_parameters(start)
     after = network.read_parameters(end)
     step = {name: after[name] - value for name, value in before.items()}
@@ -174,7 +174,7 @@ def _kernel_distance(first: Tensor, second: Tensor) -> float:
     return 1 - float(debiased_cka(grams)[0, 0])
 
 
-class _Network:
+class _LinearisedNetwork:
     """A network in float64 as a function of its parameters, on fixed samples."""
 
     def __init__(self, model: nn.Module, inputs: Tensor) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .inputs import ArgumentLayout
 
 Items: TypeAlias = "TorchDataset[tuple[Tensor, int]]"
-Builder = TypeVar("Builder", bound=Callable[..., Any])
+BuildFunction = TypeVar("BuildFunction", bound=Callable[..., Any])
 
 
 class Data(Protocol):
@@ -273,7 +273,7 @@ class DatasetInfo:
     owner: str = ""  # another name for the dataset in settings, such as images for a folder's path
 
 
-def dataset(**declared: Any) -> Callable[[Builder], Builder]:
+def dataset(**declared: Any) -> Callable[[BuildFunction], BuildFunction]:
     """Declare a dataset's options by decorating the function that opens it.
 
     The function takes the options as keyword arguments and returns a `Dataset` or another
@@ -295,7 +295,7 @@ def dataset(**declared: Any) -> Callable[[Builder], Builder]:
     """
     info = DatasetInfo(**declared)
 
-    def decorate(build: Builder) -> Builder:
+    def decorate(build: BuildFunction) -> BuildFunction:
         build.__nlbench_dataset__ = info  # type: ignore[attr-defined]
         return build
 

@@ -12,7 +12,7 @@ from nlbench.citation import Source
 from nlbench.errors import NlbenchError, RequestError, nearest, shorten
 from nlbench.options import Option, Options, OptionValue
 
-from .data import Builder, Preprocessing
+from .data import BuildFunction, Preprocessing
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class ModelInfo:
 
 def model(
     *, trained: Mapping[str, Path] | None = None, source: Source | str = "", **declared: Any
-) -> Callable[[Builder], Builder]:
+) -> Callable[[BuildFunction], BuildFunction]:
     """Declare a model by decorating the function that builds it.
 
     The function returns a `torch.nn.Module` and takes any of ``in_channels``, ``num_classes``,
@@ -86,7 +86,7 @@ def model(
     origin = Source(source) if isinstance(source, str) else source
     info = ModelInfo(dict(trained or {}), origin, **declared)
 
-    def decorate(build: Builder) -> Builder:
+    def decorate(build: BuildFunction) -> BuildFunction:
         build.__nlbench_model__ = info  # type: ignore[attr-defined]
         return build
 

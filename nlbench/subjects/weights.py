@@ -177,7 +177,7 @@ def _read_torch(path: Path) -> Any:
         ) from error
 
 
-class _Network(NamedTuple):
+class _NestedState(NamedTuple):
     """The state dict at a key of a file. A Lightning module's includes its losses and metrics."""
 
     key: str
@@ -235,11 +235,11 @@ def _choose_network(
     raise _misfit(by_prefix.get(PARALLEL_PREFIX, by_prefix[""]).keys(), required, model_state, path)
 
 
-def _nested_networks(content: Any, key: str, is_lightning: bool) -> Iterator[_Network]:
+def _nested_networks(content: Any, key: str, is_lightning: bool) -> Iterator[_NestedState]:
     """Yield the state dicts in a mapping, at most three levels deep."""
     if next(_not_tensors(content), None) is None:
         if content or not key or key in _PREFERRED_KEYS:
-            yield _Network(key, dict(content), is_lightning and key == "state_dict")
+            yield _NestedState(key, dict(content), is_lightning and key == "state_dict")
         return
     if key.count(".") > 1:
         return
@@ -257,14 +257,14 @@ def _not_tensors(content: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
             yield name, value
 
 
-def _entry(networks: Sequence[_Network], key: str, path: Path) -> _Network:
+def _entry(networks: Sequence[_NestedState], key: str, path: Path) -> _NestedState:
     """Return the state dict at a key, or the tensors whose names begin with it."""
     for network in networks:
         if network.key == key:
             return network
     for network in networks:
         if inside := _within(network.state, f"{key.rstrip('.')}."):
-            return _Network(key, inside)
+            return _NestedState(key, inside)
     keys = [network.key for network in networks if network.key]
     below = [network for network in networks if network.key.startswith(f"{key}.")]
     if key and len(below) == 1:
@@ -278,7 +278,7 @@ def _within(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.T
 
 
 def _by_prefix(
-    network: _Network,
+    network: _NestedState,
     model_state: Mapping[str, torch.Tensor],
     rename: Callable[[str], str | None],
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
