@@ -83,16 +83,10 @@ def seeded(seed: int) -> Iterator[None]:
 class RandomStream:
     """A named stream of random numbers, drawn through the global generators.
 
-    While the stream is active, Python's, NumPy's and PyTorch's global generators are in a state
-    derived from the stream's name. The next activation continues where the last one ended. Between
-    activations, the generators are in their original state.
-
-    Parameters
-    ----------
-    name : str
-        Seed for the stream. With an empty name, the global generators are left unchanged.
-    device : torch.device, optional
-        A GPU whose generator is also part of the stream.
+    While the stream is active, Python's, NumPy's and PyTorch's global generators, and that of a
+    GPU, are in a state derived from the stream's name, unless it is empty. The next activation
+    continues where the last one ended. Between activations, the generators are in their original
+    state.
 
     Examples
     --------

@@ -75,18 +75,8 @@ def checked_measure(measure: object, name: str | None = None) -> type[Measure]:
 def as_measure(candidate: object, name: str | None = None) -> type[Measure]:
     """Convert a registered or passed object to a measure, and validate its declaration.
 
-    Parameters
-    ----------
-    candidate : object
-        A class derived from `Measure`; or a torchmetrics metric, its class, or a function
-        without parameters that returns one.
-    name : str, optional
-        Registered name; by default the object's name.
-
-    Raises
-    ------
-    nlbench.PluginError
-        If the object is not a measure or its declaration is invalid; the message suggests a fix.
+    The object is a class derived from `Measure`, or a torchmetrics metric, its class, or a function
+    without parameters that returns one. Its name is by default the object's.
 
     Examples
     --------
@@ -279,11 +269,6 @@ _ATTRIBUTE_CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 def validated_result(returned: object, bounds: tuple[float, float]) -> Result:
     """Validate and return the return value of a measure's ``compute``.
-
-    Raises
-    ------
-    nlbench.PluginError, nlbench.NotFinite, TypeError, ValueError
-        If the value is not a result, can't be recorded, or is out of bounds.
 
     Examples
     --------

@@ -101,32 +101,19 @@ MAX_RECORD_BYTES = 2**26
 
 @dataclass(frozen=True)
 class Record:
-    """One finished cell: a result and everything that determined it.
+    """One finished cell: a result and everything that determined it."""
 
-    Parameters
-    ----------
-    key : str
-        Hash of everything that determines the values; also the name of the record's file.
-    seconds : float
-        Time spent in the measure itself, excluding forward passes.
-    finished : str
-        Time of completion in UTC.
-    traceback : str
-        Traceback if the cell failed.
-    costs : mapping of str to float
-        Costs shared with other cells: ``load_seconds`` for the subject and, for the pass,
-        ``wall_seconds``, ``peak_memory`` and, on a GPU, ``peak_device_memory`` (in bytes).
-    """
-
-    key: str
+    key: str  # hash of everything that determines the values; also the name of the record's file
     subject: SubjectFacts
     measure: RecordedMeasure = field(metadata=SHARED)
     probe: RecordedProbe
     machine: RecordedMachine = field(metadata=SHARED)
     result: Result
-    seconds: float = 0.0
-    finished: str = ""
-    traceback: str = ""
+    seconds: float = 0.0  # time spent in the measure itself, excluding forward passes
+    finished: str = ""  # time of completion in UTC
+    traceback: str = ""  # traceback if the cell failed
+    # Costs shared with other cells: load_seconds for the subject and, for the pass, wall_seconds,
+    # peak_memory and, on a GPU, peak_device_memory (in bytes).
     costs: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

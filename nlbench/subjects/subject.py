@@ -20,18 +20,6 @@ from .samples import Batches, DrawnBatches, batch_sizes, rebatched
 class Subject:
     """A model with its weights on a device, and the samples on which it is observed.
 
-    Parameters
-    ----------
-    inputs : tensor of shape (n, ...)
-        Inputs to the model; if there is a stream, its first samples.
-    labels : tensor of shape (n,) or None
-    images : tensor or None
-        Images before normalisation.
-    stream : Batches or None
-        All samples, if they don't fit in memory.
-    is_indivisible : bool
-        True if the model has to run on all samples at once, in their order.
-
     Examples
     --------
     >>> facts = SubjectFacts(model="relu", weights="none", data="zeros", seed=0)
@@ -41,12 +29,13 @@ class Subject:
     """
 
     model: nn.Module
-    inputs: Tensor
-    labels: Tensor | None
+    inputs: Tensor  # (n, ...): inputs to the model; if there is a stream, its first samples
+    labels: Tensor | None  # (n,) or None
     facts: SubjectFacts
-    images: Tensor | None = None
+    images: Tensor | None = None  # images before normalisation
     normalize: Callable[[Tensor], Tensor] = field(default=lambda images: images)
-    stream: Batches | None = None
+    stream: Batches | None = None  # all samples, if they don't fit in memory
+    # True if the model has to run on all samples at once, in their order.
     is_indivisible: bool = False
 
     def drawn(self, count: int) -> tuple[Tensor, Tensor | None]:

@@ -35,13 +35,8 @@ class ChordParts:
 def chord_parts(t: Tensor, values: Tensor) -> ChordParts:
     """Integrate the distance between a piecewise-linear function and its chord.
 
-    Each interval contributes a trapezium, or two triangles where the distance changes sign.
-
-    Parameters
-    ----------
-    t : float64 tensor of shape (n,)
-        Increasing, from 0 to 1.
-    values : float64 tensor of shape (..., n, k)
+    The function has values (..., n, k) at t (n,), from 0 to 1. Each interval contributes a
+    trapezium, or two triangles where the distance changes sign.
 
     Examples
     --------
