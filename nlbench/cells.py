@@ -24,33 +24,17 @@ from nlbench.subjects.weights_choice import choose_weights
 
 @dataclass(frozen=True)
 class SubjectPlan:
-    """A subject to measure.
+    """A subject to measure."""
 
-    Parameters
-    ----------
-    key : str
-        Hash of everything that determines the observations.
-    label : str
-        Name of the subject's weights in the table.
-    impossible : str
-        Reason why the subject can't be measured; empty if it can.
-    weights : str
-        Identity of the weights, see `WeightsChoice.identity`; empty if unknown.
-    files : str
-        Fingerprint of the dataset's files; empty if it has no files.
-    sources : tuple of (str, str)
-        Versions of the files of the model and of the data, by the name of the model or dataset.
-    settings_key : str
-        Hash of everything that determines the observations, except these versions.
-    """
-
-    key: str
+    key: str  # hash of everything that determines the observations
     spec: SubjectSpec
-    label: str
-    impossible: str = ""
-    weights: str = ""
-    files: str = ""
+    label: str  # name of the subject's weights in the table
+    impossible: str = ""  # reason why the subject can't be measured; empty if it can
+    weights: str = ""  # identity of the weights, see `WeightsChoice.identity`; empty if unknown
+    files: str = ""  # fingerprint of the dataset's files; empty if it has no files
+    # Versions of the files of the model and of the data, by the name of the model or dataset.
     sources: tuple[tuple[str, str], ...] = ()
+    # Hash of everything that determines the observations, except these versions.
     settings_key: str = ""
 
     @property
@@ -79,18 +63,13 @@ class Cell:
     """One subject and one measure: the unit that is recorded, and that may fail.
 
     Its measure and probe are recorded as planned.
-
-    Parameters
-    ----------
-    stream : str
-        Name of the measure's random stream, the same with and without errors.
     """
 
     key: str
     subject: SubjectPlan
     measure: RecordedMeasure
     probe: RecordedProbe
-    stream: str = ""
+    stream: str = ""  # name of the measure's random stream, the same with and without errors
 
     @property
     def identity(self) -> tuple[str, str, str, int, str]:

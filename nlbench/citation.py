@@ -39,13 +39,6 @@ def manifest_bibtex(manifest: Mapping[str, Any]) -> str:
 def software_bibtex(version: str = "", commit: str = "") -> str:
     """Return the BibTeX entry of nlbench, which ``CITATION.cff`` describes.
 
-    Parameters
-    ----------
-    version : str
-        Version to cite; by default the installed one.
-    commit : str
-        Commit to cite, if known.
-
     Examples
     --------
     >>> print(software_bibtex("0.1.0", "1f2e3d"))

@@ -167,16 +167,10 @@ def evaluate(
 
 @dataclass(frozen=True)
 class EvaluatedModels:
-    """The models of an evaluation by the names of their weights, and their inputs.
-
-    Parameters
-    ----------
-    models : mapping of str to torch.nn.Module
-    inputs, labels, settings
-        See `evaluate`.
-    """
+    """The models of an evaluation by the names of their weights, and their inputs."""
 
     models: Mapping[str, nn.Module]
+    # inputs, labels, settings: see `evaluate`.
     inputs: Any
     labels: Any
     settings: Settings | None
@@ -184,13 +178,7 @@ class EvaluatedModels:
     def weight_linearity(
         self, start: SubjectFacts, end: SubjectFacts, directions: int
     ) -> WeightLinearity:
-        """Compare two of the models in their weights.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If a model has changed since it was measured.
-        """
+        """Compare two of the models in their weights."""
         for facts in (start, end):
             with unwrapped(self.models[facts.weights]) as network:
                 if state_hash(network) != facts.weights_hash:

@@ -289,11 +289,6 @@ def resolve_options(
 ) -> dict[str, OptionValue]:
     """Return the value of each option, set or default, in declaration order.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If a name is unknown or a value is invalid.
-
     Examples
     --------
     >>> resolve_options({"ridge": Option(1e-6)}, {"ridge": "0.1"}, owner="affinity")

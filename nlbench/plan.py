@@ -35,11 +35,6 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
     A subject that can't be measured is kept in the plan with the reason, unless there is no other.
     `warn` is called for measures that match a glob but can't be loaded, and for models that are
     freshly initialised because their checkpoint is missing.
-
-    Raises
-    ------
-    nlbench.RequestError, nlbench.PluginError
-        If a name, a number or a file in the request can't be used.
     """
     data_of = _data_by_model(request)
     names = dict.fromkeys(itertools.chain.from_iterable(data_of.values()))

@@ -62,14 +62,9 @@ class ProgressMonitor:
             self._progress.warn(message)
 
     def unloadable(self, reason: str) -> None:
-        """Handle a subject that can't be loaded.
+        """Handle a subject that can't be loaded, and raise if there is no other.
 
         `reason` is empty if its worker crashed.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If there is no other subject.
         """
         if reason and self.has_single_subject:
             raise RequestError(reason)
@@ -95,12 +90,9 @@ QUIET_LOG_SECONDS = 30.0
 
 
 def create_progress(style: str) -> Bar | PlainProgress:
-    """Create a progress display.
+    """Create a progress display: a bar, a line every 30 seconds or none.
 
-    Parameters
-    ----------
-    style : {"auto", "rich", "plain", "none"}
-        ``auto``: a bar if standard error is a terminal, else a line every 30 seconds.
+    ``auto`` is a bar if standard error is a terminal.
     """
     if style == "plain":
         return PlainProgress()

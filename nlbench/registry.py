@@ -44,20 +44,13 @@ class Family(ABC):
 
     The entry point refers to the class. It is imported whenever its group is listed, so its module
     must import only the standard library and nlbench until a member is loaded.
-
-    Attributes
-    ----------
-    description : str
-        One-line description for listings.
-    costly : bool
-        True if `names` imports the library. It is then called only for a glob that names the
-        family, and to list all members.
-    claimed_form : str
-        Form of the names that `claim` accepts, for messages; empty if there are none.
     """
 
-    description: str = ""
+    description: str = ""  # one-line description for listings
+    # True if `names` imports the library. It is then called only for a glob that names the family,
+    # and to list all members.
     costly: bool = False
+    # Form of the names that `claim` accepts, for messages; empty if there are none.
     claimed_form: str = ""
 
     def names(self) -> Sequence[str]:
@@ -66,13 +59,7 @@ class Family(ABC):
 
     @abstractmethod
     def load(self, name: str) -> Any:
-        """Load a member.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If there is no such member, or the library isn't installed.
-        """
+        """Load a member."""
 
     def matches(self, pattern: str) -> Sequence[str]:
         """Return the members that match a glob of paths, used if it matches none of `names`."""
@@ -108,20 +95,13 @@ GROUPS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered name and its providers.
-
-    Parameters
-    ----------
-    claims : tuple of EntryPoint
-        Usually one; several if plugins claim the same name.
-    is_claimed : bool
-        True if the name is a member's without the name of its family; see `Family.claim`.
-    """
+    """A registered name and its providers."""
 
     group: str
     name: str
-    claims: tuple[EntryPoint, ...]
+    claims: tuple[EntryPoint, ...]  # usually one; several if plugins claim the same name
     family: Family | None = None
+    # True if the name is a member's without the name of its family; see `Family.claim`.
     is_claimed: bool = False
 
     @property
@@ -205,13 +185,7 @@ def is_listed(group: str, name: str) -> bool:
 
 
 def find(group: str, name: str) -> Entry:
-    """Find a registered name or a member of a family, importing no other plugin.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the name is not registered; the message suggests the nearest name.
-    """
+    """Find a registered name or a member of a family, importing no other plugin."""
     points = _points(group)
     prefix, slash, member = name.partition("/")
     claims = () if name.endswith("/*") else points.get(name, ())
@@ -237,15 +211,7 @@ def find(group: str, name: str) -> Entry:
 
 
 def load(group: str, name: str) -> Any:
-    """Import the object of a registered name or a member of a family.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the name is not registered; the message suggests the nearest name.
-    nlbench.PluginError
-        If two plugins claim the name, or the import fails.
-    """
+    """Import the object of a registered name or a member of a family."""
     entry = find(group, name)
     if entry.conflict:
         raise PluginError(entry.conflict)
@@ -269,11 +235,6 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
     A glob without a slash matches no members of families; one that names a family, such as
     ``torchvision/resnet*``, matches only its members. Of measures, ``@NAME`` means those of a
     registered question, and ``@all`` all.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If a name is not registered or a glob matches nothing.
 
     Examples
     --------

@@ -247,11 +247,6 @@ def read_config(path: Path) -> dict[str, Any]:
     Its keys are the flags of ``nlbench run``: ``measures``, ``models`` (or ``model``), ``data``,
     ``weights``, ``seeds``, ``samples``, …; a table ``set`` contains options, such as
     ``affinity.shrinkage = "none"``, or nested tables of options.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the file can't be read, or a key or a value is invalid.
     """
     import tomllib
 

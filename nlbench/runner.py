@@ -45,22 +45,14 @@ from .plugin_loading import load_probe
 
 @dataclass(frozen=True)
 class Preview:
-    """The cells of a plan, grouped by what a run would do with them.
-
-    Parameters
-    ----------
-    new : tuple of Cell
-        Cells to measure, including failed cells to repeat.
-    impossible : tuple of Cell
-        Cells to record as skipped, with the reason in ``cell.subject.impossible``.
-    superseded : tuple of str
-        Names of models and data whose files have changed since cells were recorded.
-    """
+    """The cells of a plan, grouped by what a run would do with them."""
 
     plan: Plan
-    new: tuple[Cell, ...]
+    new: tuple[Cell, ...]  # cells to measure, including failed cells to repeat
     recorded: tuple[Cell, ...]
+    # Cells to record as skipped, with the reason in cell.subject.impossible.
     impossible: tuple[Cell, ...]
+    # Names of models and data whose files have changed since cells were recorded.
     superseded: tuple[str, ...] = ()
 
     @classmethod
@@ -92,13 +84,7 @@ def preview(
     execution: ExecutionOptions | None = None,
     progress: Progress | None = None,
 ) -> Preview:
-    """Plan a run without measuring or writing anything.
-
-    Raises
-    ------
-    nlbench.RequestError, nlbench.PluginError
-        If the request is invalid as a whole.
-    """
+    """Plan a run without measuring or writing anything."""
     folder = RunFolder(out)
     records = folder.read()[1] if folder.holds_a_run() else []
     plan = _plan(request, ProgressMonitor(progress))

@@ -43,19 +43,8 @@ def resolve_settings(
 ) -> ResolvedSettings:
     """Assign settings to the measures, probes and datasets of a run and validate them.
 
-    Parameters
-    ----------
-    datasets : mapping of str to DatasetInfo, optional
-        Declarations with options, keyed by dataset.
-    models : mapping of str to ModelInfo, optional
-        Declarations with keyword arguments, keyed by model.
-    inputs : tensor, optional
-        The user's inputs, for which probes may have different defaults.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If a setting applies to nothing in the run, or its value is invalid.
+    Datasets and models have declarations, with options or keyword arguments, by name. Probes may
+    have other defaults for the user's inputs. Raise RequestError if a setting applies to nothing.
     """
     probes = {name: load_probe(name) for name in dict.fromkeys(m.probe for m in measures)}
     if inputs is not None:

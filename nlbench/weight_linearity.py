@@ -249,32 +249,11 @@ class _Network:
 def weight_linearity_of_run(
     run: Run, *, since: str = "previous", directions: int = DIRECTIONS, device: str = "auto"
 ) -> pd.DataFrame:
-    """Compare each network of a run with one of its earlier checkpoints, in the order of the run.
+    """Compare each network of a run with its previous or first checkpoint, in the order of the run.
 
     The networks are loaded again, which runs their code, and must have the recorded weights and
-    samples.
-
-    Parameters
-    ----------
-    run : Run
-        A run with a folder.
-    since : {"previous", "first"}
-        The earlier checkpoint.
-    directions : int
-        See `weight_linearity`.
-    device : str
-        ``auto``, ``cpu``, ``cuda``, …
-
-    Returns
-    -------
-    DataFrame
-        Columns ``model, data, seed, start, end``, the fields of `WeightLinearity`, and ``reason``
-        where they are undefined.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If no network has two checkpoints, or one has changed.
+    samples. Columns are ``model, data, seed, start, end``, the fields of `WeightLinearity`, and
+    ``reason`` where they are undefined.
     """
     import pandas as pd
 

@@ -46,11 +46,6 @@ def split_subject_options(
 ) -> tuple[SettingPairs, SettingPairs, dict[str, str]]:
     """Split ``--set OWNER.OPTION=VALUE`` into the model's arguments, dataset options and others.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If the model doesn't take an argument, or a required one is missing.
-
     Examples
     --------
     >>> split_subject_options(["synthetic.size=9", "absdev.normalize=range"], "vgg8", "synthetic")

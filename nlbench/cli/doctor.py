@@ -47,19 +47,12 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """The state of one part of the installation.
-
-    Parameters
-    ----------
-    state : {"ok", "optional", "broken"}
-        ``optional`` parts are missing but needed only for some features.
-    detail : str
-        Versions and sizes, or how to repair or install the part.
-    """
+    """The state of one part of the installation."""
 
     what: str
+    # ok, optional or broken; what is optional is missing but needed only for some features.
     state: State
-    detail: str
+    detail: str  # versions and sizes, or how to repair or install the part
 
 
 def diagnose() -> Iterator[Finding]:

@@ -137,16 +137,11 @@ Outcome = Literal["kept", "broken", "not claimed", "not checked"]
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of one check of a measure.
-
-    Parameters
-    ----------
-    outcome : {"kept", "broken", "not claimed", "not checked"}
-        ``not claimed``: the value changes, but the measure doesn't claim to be invariant.
-        ``not checked``: the detail gives the reason.
-    """
+    """The outcome of one check of a measure."""
 
     name: str
+    # kept, broken, not claimed (the value changes, as the measure doesn't claim to be invariant) or
+    # not checked (the detail gives the reason).
     outcome: Outcome
     detail: str = ""
 

@@ -18,11 +18,6 @@ def resolve_device(name: str) -> torch.device:
     ``auto`` is the first CUDA device or, if there is none, the CPU. It is never an Apple GPU, which
     lacks double precision.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If the name is unknown, or the device is not available on this machine.
-
     Examples
     --------
     >>> resolve_device("cpu")

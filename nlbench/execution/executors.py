@@ -27,11 +27,6 @@ def execute(
     """Measure units and yield the records of their cells as they arrive.
 
     Events are forwarded to the monitor. Closing the generator stops all workers.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If no cluster can be reached, or no process can be started.
     """
     if pool.execution.executor == "dask":
         measured = measure_on_cluster(units, pool)

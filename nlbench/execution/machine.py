@@ -25,13 +25,7 @@ def describe_machine(device: torch.device, precision: str = "native") -> Recorde
 
 
 def describe_machine_in_subprocess(device: torch.device, precision: str) -> RecordedMachine:
-    """Describe this machine in a subprocess, since a GPU's name requires initialising CUDA.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the device can't be used.
-    """
+    """Describe this machine in a subprocess, since a GPU's name requires initialising CUDA."""
     arguments = [json.dumps(sys.path), str(device), precision, str(torch.get_num_threads())]
     done = subprocess.run(
         [sys.executable, "-c", _DESCRIBE_SCRIPT, *arguments],

@@ -59,17 +59,7 @@ _SINGLE_SAMPLE_REASON = (
 
 
 class Feed:
-    """One measure on one subject: it listens during a pass, and then has a result.
-
-    Attributes
-    ----------
-    seconds : float
-        Time the measure would take on its own, including shared intermediate results.
-    facts : ProbeFacts
-        Facts reported by the probe; none if it has raised an error.
-    package : str
-        Measures from the same package may share intermediate results.
-    """
+    """One measure on one subject: it listens during a pass, and then has a result."""
 
     def __init__(
         self,
@@ -81,15 +71,17 @@ class Feed:
         replicated: bool = False,
         memory: int | None = None,
     ) -> None:
+        # Time the measure would take on its own, including shared intermediate results.
         self.seconds = 0.0
         self.traceback = ""
         self.is_out_of_memory = False
         self.result = Result.missing("failed", "no result")
-        self.facts: ProbeFacts = {}
+        self.facts: ProbeFacts = {}  # facts reported by the probe; none if it has raised an error
         self.replicated = replicated
         self.unreduced = measure.unreduced
         self.row_limit = measure.row_limit_of(options)
         self.independent_sites = measure.independent_sites
+        # Measures from the same package may share intermediate results.
         self.package = measure.__module__.partition(".")[0]
         self.failure: Result | None = None
         self._failed_at: tuple[int, ...] = ()
@@ -171,29 +163,18 @@ Without a name, it samples from the global generators in their current state.
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass of a probe through a subject.
-
-    Parameters
-    ----------
-    settings : mapping
-        The probe's options.
-    step : callable
-        Called after each batch or segment.
-    changes : Changes
-        What the model changed in this thread is restored before the measures compute their
-        results, and is added here.
-    replicated : bool
-        Whether results have replicates.
-    """
+    """A pass of a probe through a subject."""
 
     subject: Subject
     probe: str
-    settings: ProbeOptions
+    settings: ProbeOptions  # the probe's options
     resources: Resources
-    step: OnStep = lambda: None
+    step: OnStep = lambda: None  # called after each batch or segment
     monitor: ProgressMonitor = field(default_factory=ProgressMonitor)
+    # What the model changed in this thread is restored before the measures compute their results,
+    # and is added here.
     changes: Changes = field(default_factory=Changes)
-    replicated: bool = True
+    replicated: bool = True  # whether results have replicates
 
     def observe(self, entries: Sequence[MeasureEntry]) -> list[Feed]:
         """Run the probe and return the outcome of each measure.
@@ -356,20 +337,7 @@ def _forward_failure(subject: Subject, device: torch.device, changes: Changes) -
 
 
 class _SampleCheck:
-    """Checks that a model's outputs are a function of their own sample.
-
-    A model that can't be run on some of the samples is not checked.
-
-    Parameters
-    ----------
-    compares_batches : bool
-        Compare the outputs of a sample in different batches.
-
-    Attributes
-    ----------
-    dependence : str
-        Reason why the outputs are no such function; empty if they are, or until it is checked.
-    """
+    """Checks that outputs are a function of their own sample, of models that run on few samples."""
 
     def __init__(
         self, subject: Subject, device: torch.device, changes: Changes, compares_batches: bool
@@ -378,16 +346,11 @@ class _SampleCheck:
         self._device = device
         self._changes = changes
         self._compares_batches = compares_batches
+        # Reason why the outputs are no such function; empty if they are, or until it is checked.
         self.dependence = ""
 
     def __call__(self, samples: Tensor | None = None, output: object = None) -> None:
-        """Check the outputs of some samples, which are computed again without `output`.
-
-        Raises
-        ------
-        nlbench.Undefined
-            If the outputs depend on what the model computed before.
-        """
+        """Check the outputs of some samples, which are computed again without `output`."""
         inputs = self._subject.inputs
         count = len(inputs)
         if self._subject.is_indivisible or not count:

@@ -75,30 +75,12 @@ def call_in_processes(
     workers: int,
     threads: int,
 ) -> Generator[tuple[str, dict[str, Any]]]:
-    """Call a function in worker processes, once for each argument.
+    """Call a function in worker processes, once for each argument, and yield its messages.
 
-    Closing the generator stops the processes.
-
-    Parameters
-    ----------
-    function : str
-        ``module:name``. The function takes one of the arguments and a callable that sends
-        messages, which are JSON objects.
-    arguments : mapping of str to mapping
-        JSON objects, keyed by call name.
-    after : mapping of str to str
-        Maps the name of a call to the name of the call it waits for.
-
-    Yields
-    ------
-    tuple of str and dict
-        Call name and message. The last message for each call is ``{"done": ""}``, or
-        ``{"done": reason}`` if its process crashed.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If no process can be started.
+    The function ``module:name`` takes an argument and a callable that sends messages; both are JSON
+    objects. `after` maps a call to the one that it waits for. The last message of each call is
+    ``{"done": reason}``, where the reason is empty unless its process crashed. Closing the
+    generator stops the processes.
     """
     ready: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     pending, workers = set(arguments), min(workers, len(arguments))

@@ -42,24 +42,15 @@ _SCRIPT = (
 
 @dataclass(frozen=True)
 class Phase:
-    """The current phase of a worker.
+    """The current phase of a worker."""
 
-    Parameters
-    ----------
-    name : {"starting", "loading", "observing", "measuring"}
-    probe, measure : str
-        Names of those that are running; empty if there is none.
-    spent : float
-        Seconds charged to the cell before this phase, including loading and forward passes.
-    since : float
-        Start of the phase, from `time.monotonic`.
-    """
-
-    name: str
+    name: str  # starting, loading, observing or measuring
+    # probe, measure: names of those that are running; empty if there is none
     probe: str
     measure: str
+    # Seconds charged to the cell before this phase, including loading and forward passes.
     spent: float
-    since: float
+    since: float  # start of the phase, from `time.monotonic`
 
     @property
     def seconds(self) -> float:
@@ -164,20 +155,10 @@ class Supervisor:
     ) -> Iterator[dict[str, Any]]:
         """Send a request and yield the worker's messages.
 
-        Parameters
-        ----------
-        request : mapping
-            Either a ``unit`` and the ``timeout`` per cell, or the function to ``call``
-            (``module:name``) and its ``argument``.
-        is_wanted : callable
-            Polled regularly; the unit is cancelled when it returns False.
-        timeout : float, optional
-            Time limit per cell, in seconds.
-
-        Raises
-        ------
-        WorkerCrash, WorkerTimeout, UnitCancelled
-            The process is no longer running in any of these cases.
+        The request has a ``unit`` and the ``timeout`` per cell in seconds, or the function to
+        ``call`` (``module:name``) and its ``argument``. The unit is cancelled when `is_wanted`
+        returns False. After WorkerCrash, WorkerTimeout or UnitCancelled the process is no longer
+        running.
         """
         self._start()
         process = self._process
@@ -285,17 +266,12 @@ def _late_cells(phase: Phase, pending: Sequence[Cell]) -> tuple[Cell, ...]:
 
 @dataclass(frozen=True)
 class WorkerPool:
-    """Number and resources of a run's workers.
-
-    Parameters
-    ----------
-    devices : tuple of str
-        GPUs to assign to the workers in turn; empty unless there are several.
-    """
+    """Number and resources of a run's workers."""
 
     execution: ExecutionOptions
     workers: int
     threads: int
+    # GPUs to assign to the workers in turn; empty unless there are several.
     devices: tuple[str, ...] = ()
 
     @property

@@ -229,23 +229,11 @@ def records_of(
     remark: str = "",
     reload: Callable[[], Subject] | None = None,
 ) -> Iterator[Record]:
-    """Observe a subject with each probe that its cells require.
+    """Observe a subject with each probe that its cells require, and yield the record of each cell.
 
-    Yield the record of each cell.
-
-    Parameters
-    ----------
-    measures : mapping of str to Measure class
-        The cells' measures, by name.
-    load_seconds : float
-        Time spent loading the subject.
-    pass_context : callable
-        Returns the context manager for each pass, which for example sets the precision.
-    remark : str
-        Appended to the reason of each result.
-    reload : callable, optional
-        Reloads the subject after a pass that changed the model's parameters. Without it, the
-        results of all later passes are also undefined.
+    `pass_context` surrounds each pass, for example to set the precision. `remark` is appended to
+    the reason of each result. `reload` is called after a pass that changed the model's parameters;
+    without it, the results of all later passes are also undefined.
     """
     facts = subject.facts
     device = torch.device(machine.device)

@@ -17,26 +17,17 @@ from nlbench.store.record import Record, RecordedMachine
 
 @dataclass(frozen=True)
 class Unit:
-    """Cells of one subject, which is loaded once for all of them.
-
-    Parameters
-    ----------
-    memory : int or None
-        Memory limit for a pass, in bytes.
-    expected : mapping
-        Facts about the subject recorded with its other cells, such as the sample's hash.
-    machine : RecordedMachine
-        Recorded for cells that can't be measured.
-    planned_at : str
-        Host name of the machine that made the plan; file times are compared only on that machine.
-    """
+    """Cells of one subject, which is loaded once for all of them."""
 
     cells: tuple[Cell, ...]
     device: str
     precision: str = "native"
-    memory: int | None = None
+    memory: int | None = None  # memory limit for a pass, in bytes
+    # Facts about the subject recorded with its other cells, such as the sample's hash.
     expected: Mapping[str, Any] = field(default_factory=dict)
+    # Recorded for cells that can't be measured.
     machine: RecordedMachine = RecordedMachine("", "", {})  # noqa: RUF009 (it is frozen)
+    # Host name of the machine that made the plan; file times are compared only on that machine.
     planned_at: str = field(default_factory=platform.node)
 
     def missing_records(self, reason: str, traceback: str = "") -> Iterator[Record]:

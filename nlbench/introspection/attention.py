@@ -37,13 +37,8 @@ def with_plain_attention() -> AbstractContextManager[None]:
 class SoftmaxInterceptor(DispatchMode):
     """Dispatch mode that reports each softmax, including those inside PyTorch's fused attention.
 
-    It doesn't change which kernels run. The softmax in a fused kernel is computed a second time,
-    from the kernel's arguments.
-
-    Parameters
-    ----------
-    on_softmax : callable
-        Called with the input, output and axis of each softmax.
+    `on_softmax` is called with the input, output and axis of each. Kernels are chosen as without
+    it: the softmax in a fused kernel is computed a second time, from the kernel's arguments.
 
     Examples
     --------

@@ -76,11 +76,6 @@ def input_gradient(
 ) -> Tensor:
     """Compute the gradient of outputs, or their product with a vector, with respect to inputs.
 
-    Raises
-    ------
-    nlbench.Undefined
-        If PyTorch knows no dependence of the outputs on the inputs, or can't differentiate it.
-
     Examples
     --------
     >>> x = torch.tensor([1.0, 2.0], requires_grad=True)

@@ -45,18 +45,12 @@ def batch_first(tensor: Tensor, batch: int | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """Axes of a tensor; None if unknown.
+    """Axes of a tensor; None if unknown."""
 
-    Parameters
-    ----------
-    channel, batch : int or None
-        `GONE` if the axis was removed.
-    sampled : bool or None
-        True if the tensor depends on the model's input and therefore differs between samples.
-    """
-
+    # channel, batch: `GONE` if the axis was removed
     channel: int | None
     batch: int | None
+    # True if the tensor depends on the model's input and therefore differs between samples.
     sampled: bool | None
 
 
@@ -109,11 +103,6 @@ class Layouts:
         If the batch axis is unknown, the first axis is used if its size is a multiple of the batch
         size: it may hold samples, or the windows or tokens of all samples. Size 1 is also accepted
         for tensors that don't depend on the input, such as positional embeddings.
-
-        Raises
-        ------
-        nlbench.Undefined
-            If the batch axis is unknown and can't be the first axis.
         """
         layout = self._layouts.get(tensor, _UNKNOWN)
         batch = layout.batch
@@ -231,12 +220,8 @@ def channel_axes(
 ) -> list[int]:
     """Find, for each input (n, ...), the axis that the first layer uses as channels.
 
-    The forward pass stops once all axes are known. The caller must restore any state it changes.
-
-    Returns
-    -------
-    list of int
-        One axis per input; 1 if the input reaches no layer.
+    It is 1 if there is no layer. The forward pass stops once all axes are known. The caller must
+    restore any state it changes.
 
     Examples
     --------

@@ -44,19 +44,9 @@ def describe_dependence(
 ) -> str:
     """Describe why results are no function of their own sample; return "" if they are.
 
-    The samples are run twice as they are, and some of them together with a copy of themselves only.
-    This finds noise, and networks that take a decision for the batch as a whole, such as an early
-    exit.
-
-    Parameters
-    ----------
-    rows : callable
-        Maps samples (m, ...) to their results (m, k).
-    samples : tensor of shape (n, ...)
-    limit : int, optional
-        Maximum number of samples per run.
-    compared : int
-        Maximum number of samples to run with a copy.
+    At most `limit` samples are run at a time. They are run twice as they are, and `compared` of
+    them together with a copy of themselves only. This finds noise, and networks that take a
+    decision for the batch as a whole, such as an early exit.
 
     Examples
     --------
@@ -91,20 +81,8 @@ def describe_outputs(
     """Describe why a model's outputs are no function of their own sample; return "" if they are.
 
     A pair of samples is run in both orders, in the same memory, and the first and the last sample
-    alone. Only where a result differs from that in the whole batch, `check_memory` and
-    `describe_dependence` look for the reason.
-
-    Parameters
-    ----------
-    rows : callable
-        Maps samples (m, ...) to their results (m, k), and may modify the samples.
-    samples : tensor of shape (n, ...)
-    together : tensor of shape (n, k), optional
-        Results of the samples as one batch, if they are known.
-
-    Raises
-    ------
-    RemembersOutputs
+    alone. Only where a result differs from that in the whole batch, `together` if it is known,
+    `check_memory` and `describe_dependence` look for the reason. `rows` may modify the samples.
 
     Examples
     --------
@@ -157,27 +135,12 @@ class RemembersOutputs(Undefined):
 
 
 def check_memory(rows: Callable[[Tensor], Tensor], pair: Tensor) -> str:
-    """Raise if a model's results depend on what it computed before.
+    """Raise if a model's results depend on what it computed before, and describe other dependences.
 
     The pair is run in both orders, in the same memory, since a model may keep its outputs by the
-    shape, the address or a summary of its input, such as the mean. One of the samples is
-    also run in batches of copies of it, whose sizes such a model doesn't know.
-
-    Parameters
-    ----------
-    rows : callable
-        Maps samples (m, ...) to their results (m, k), and may modify the samples.
-    pair : tensor of shape (2, ...)
-        Two different samples.
-
-    Returns
-    -------
-    str
-        Reason why results are no function of their own sample; empty if they may be.
-
-    Raises
-    ------
-    RemembersOutputs
+    shape, the address or a summary of its input, such as the mean. One of the samples is also run
+    in batches of copies of it, whose sizes such a model doesn't know. `rows` may modify the
+    samples.
 
     Examples
     --------
@@ -222,18 +185,9 @@ def check_memory(rows: Callable[[Tensor], Tensor], pair: Tensor) -> str:
 def row_order(rows: Tensor, first_changed: Tensor, second_changed: Tensor) -> str:
     """Return how the rows of two samples are arranged on a first axis that holds both.
 
-    Parameters
-    ----------
-    rows : tensor of shape (2 k, d)
-        The rows of a pair of samples.
-    first_changed, second_changed : tensor of shape (2 k, d)
-        The same after a change of the first sample, or of the second one.
-
-    Returns
-    -------
-    str
-        ``contiguous`` or ``interleaved``; empty if a row depends on both samples, or if it can't be
-        told which of the two holds. If no row changes, ``contiguous``.
+    The rows (2 k, d) are those of the pair, and after a change of the first or the second sample.
+    The order is ``contiguous``, also if no row changes, or ``interleaved``; empty if a row depends
+    on both samples, or if it can't be told which of the two holds.
 
     Examples
     --------
@@ -284,27 +238,11 @@ def check_batch_independence(
     """Raise if the result for a sample depends on the other samples in its batch.
 
     A sample is run together with each of two others, as the first and as the last of a pair, and
-    together with four others if that many fit; its results must not differ. The check works for
+    together with four others if `limit` allows; its results must not differ. The check works for
     any operation that mixes or counts the samples. It misses effects that require more samples,
-    such as a network that routes the rarest of many samples elsewhere.
-
-    Parameters
-    ----------
-    rows : callable
-        Maps samples (m, ...) to their results, by name: rows of shape (m k, d), the k rows of each
-        sample contiguous or interleaved.
-    batch : tensor of shape (n, ...)
-    limit : int
-        Maximum number of samples per run.
-    because : str
-        Reason why samples have to be independent, for the end of the message.
-    allow_random : bool
-        Skip the check for networks that draw random numbers, instead of raising.
-
-    Raises
-    ------
-    nlbench.Undefined
-        If a result depends on other samples; the message names it.
+    such as a network that routes the rarest of many samples elsewhere. `rows` maps samples (m, ...)
+    to results (m k, d) by name, the k rows of each sample contiguous or interleaved. `because` ends
+    the message. Networks that draw random numbers raise, or with `allow_random` are not checked.
 
     Examples
     --------

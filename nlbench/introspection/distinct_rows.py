@@ -11,18 +11,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RowNumbers:
-    """Numbers of rows, on the CPU.
+    """Numbers of rows, on the CPU."""
 
-    Parameters
-    ----------
-    index : integer tensor of shape (n,)
-        Numbers distinct rows from 0, in order of first appearance. Copies share a number.
-    is_copy : bool tensor of shape (n,)
-        True for rows that equal an earlier one.
-    """
-
+    # integer (n,): numbers distinct rows from 0, in order of first appearance; copies share one.
     index: Tensor
-    is_copy: Tensor
+    is_copy: Tensor  # bool (n,): True for rows that equal an earlier one
 
     def of_rows(self, rows: Tensor) -> RowNumbers:
         """Return the numbers of the given rows (m,)."""

@@ -29,11 +29,6 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
 class FunctionCall:
     """A call of a PyTorch function.
 
-    Attributes
-    ----------
-    operation : Operation
-        The function's entry in the registry.
-
     Examples
     --------
     >>> import torch
@@ -46,7 +41,7 @@ class FunctionCall:
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs or {}
-        self.operation = operation(function)
+        self.operation = operation(function)  # the function's entry in the registry
 
     @cached_property
     def tensors(self) -> list[Tensor]:

@@ -133,11 +133,6 @@ class LiveBytes(DispatchMode):
 
     Kernel workspaces are not counted.
 
-    Attributes
-    ----------
-    now, peak : int
-        Bytes of live tensors, currently and at most after any operation.
-
     Examples
     --------
     >>> with LiveBytes() as live:
@@ -192,20 +187,10 @@ class LiveBytes(DispatchMode):
 
 
 def bytes_per_sample(model: nn.Module, samples: Tensor) -> int:
-    """Estimate the memory that a forward pass requires per sample, in bytes.
+    """Estimate the memory that a forward pass requires per sample: 1.5 times the peak, in bytes.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        In evaluation mode. Random states, and attributes that the pass sets, are restored.
-    samples : tensor of shape (n, ...)
-        Inputs. Two samples are enough, and safer than one: ``squeeze`` drops a batch axis of
-        size 1.
-
-    Returns
-    -------
-    int
-        One and a half times the peak memory per sample, at least 1.
+    Two samples are enough, and safer than one: ``squeeze`` drops a batch axis of size 1. Random
+    states, and attributes that the pass sets, are restored.
 
     Examples
     --------
@@ -228,23 +213,10 @@ FeasibleSizes = MutableMapping[nn.Module, MutableMapping[Hashable, int]]
 class SampleLimit:
     """The number of samples in a batch that fit into memory at once, estimated from two.
 
-    Parameters
-    ----------
-    sizes : mutable mapping or None
-        Limits from earlier passes; read and updated.
-    purpose : str
-        Computation that the limit is for.
-    batch : tensor of shape (n, ...)
-    memory : int or None
-        Bytes. If None, `CPU_BATCH_BYTES` for large batches on the CPU, if there are `sizes`;
-        otherwise, there is no limit until memory runs out.
-    times : int
-        Memory for the computation, as a multiple of the memory for a forward pass.
-
-    Attributes
-    ----------
-    is_required : bool
-        False for the CPU's default, which only saves time.
+    `sizes` holds the limits of earlier passes, and `times` is the memory for the computation called
+    `purpose`, as a multiple of that for a forward pass. Without `memory` the limit is
+    `CPU_BATCH_BYTES` for large batches on the CPU, if there are `sizes`; otherwise, there is none
+    until memory runs out.
 
     Examples
     --------
@@ -266,7 +238,7 @@ class SampleLimit:
     ) -> None:
         self._sizes = ({} if sizes is None else sizes).setdefault(model, {})
         self._key = (purpose, tuple(batch.shape[1:]), batch.dtype, batch.device, memory)
-        self.is_required = memory is not None
+        self.is_required = memory is not None  # False for the CPU's default, which only saves time
         if self._key in self._sizes or not len(batch):
             return
         # At least two samples, since a network might drop a batch axis of size 1.
@@ -302,13 +274,6 @@ def halve_on_oom(
     """Call a function with a size that is halved each time memory runs out.
 
     Return the result and the size that succeeded.
-
-    Parameters
-    ----------
-    size : int
-        First size to try.
-    min_size : int
-        Minimum size to try; if it fails, the error is raised.
 
     Examples
     --------

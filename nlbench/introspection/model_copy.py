@@ -162,12 +162,6 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     A model on a device without float64 (see `precise_device`) is copied to the CPU, even for
     float32, since its outputs are processed in double precision.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If the model is scripted, can't be copied, has complex or quantised parameters or buffers,
-        or is on the ``meta`` device.
-
     Examples
     --------
     >>> model = nn.Linear(2, 2).half()
@@ -215,11 +209,6 @@ def precise_device(model: nn.Module, inputs: Tensor) -> torch.device:
 def cpu_copy(model: nn.Module) -> nn.Module:
     """Copy a model to the CPU in eval mode, without an intermediate copy on its own device.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If the model is scripted, or can't be copied.
-
     Examples
     --------
     >>> cpu_copy(nn.Linear(2, 3)).weight.device
@@ -237,11 +226,6 @@ def _on_cpu(tensor: Tensor) -> Tensor:
 @through_wrappers
 def shape_copy(model: nn.Module) -> nn.Module:
     """Copy a model to the ``meta`` device in eval mode, with floating-point tensors as float64.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the model is scripted, can't be copied or has complex or quantised parameters or buffers.
 
     Examples
     --------

@@ -54,11 +54,6 @@ with the setting model.output=NAME, or compute one with model.output=FILE.py:FUN
 def validated_outputs(output: object, samples: int) -> Tensor:
     """Validate that a model's output has one row of real numbers per sample, and return it.
 
-    Raises
-    ------
-    nlbench.Undefined
-        If the output is not a tensor of real numbers, or has a different number of rows.
-
     Examples
     --------
     >>> import torch

@@ -317,13 +317,7 @@ def batch_norm_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def refuse_unobservable(model: nn.Module) -> None:
-    """Raise if any part of a model is compiled or scripted, or runs in other threads.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If there is such a module; the message names it.
-    """
+    """Raise if any part of a model is compiled or scripted, or runs in other threads."""
     for name, module in model.named_modules():
         is_compiled = type(module).__name__ == "OptimizedModule" or (
             getattr(module, "_compiled_call_impl", None) is not None

@@ -59,26 +59,14 @@ class SiteName:
 
     The name is final when the calling module returns: only then is it known whether the module is
     one activation, which is named after the module.
-
-    Parameters
-    ----------
-    text : str
-        ``layer1.0.relu``, its second call ``layer1.0.relu:1``, a functional call
-        ``Mixed_5b.branch1x1/relu``.
-    base : str
-        The name without the call number.
-    kind : str
-        Kind of activation, or the name of another operation.
-    origin : Origin or None
-        Position of the call in the model's code.
-    after : str or None
-        Path of the module that returned last; None for a call that is named after its module.
     """
 
+    # layer1.0.relu, its second call layer1.0.relu:1, a functional call Mixed_5b.branch1x1/relu.
     text: str
-    base: str
-    kind: str
-    origin: Origin | None = None
+    base: str  # the name without the call number
+    kind: str  # kind of activation, or the name of another operation
+    origin: Origin | None = None  # position of the call in the model's code
+    # Path of the module that returned last; None for a call that is named after its module.
     after: str | None = None
 
     def __str__(self) -> str:
@@ -97,49 +85,27 @@ class CallId(NamedTuple):
     """Identity of a call in a forward pass.
 
     Unlike a name, it is known as soon as the call begins.
-
-    Parameters
-    ----------
-    path : str
-        Dotted name of the module.
-    number : int
-        Index of the call among all calls of the module, from 0.
-    position : int or None
-        Index of the activation call among those made directly in that module call; None for the
-        module call itself.
     """
 
-    path: str
-    number: int
+    path: str  # dotted name of the module
+    number: int  # index of the call among all calls of the module, from 0
+    # Index of the activation call among those made directly in that module call; None for the
+    # module call itself.
     position: int | None = None
 
 
 @dataclass
 class HandwrittenCall:
-    """A running call of a module that may be a handwritten activation.
-
-    Parameters
-    ----------
-    source : tensor
-        Input of the module.
-    call : CallId
-    names : list of SiteName
-        Names of the activation functions that the module has called.
-    possible : bool
-        False once the module is known not to be an activation.
-    begun : bool
-        True once the module has called an operation on its input.
-    probed : list
-        What a probe has seen in the call.
-    """
+    """A running call of a module that may be a handwritten activation."""
 
     module: nn.Module
-    source: Tensor
+    source: Tensor  # input of the module
     call: CallId
+    # Names of the activation functions that the module has called.
     names: list[SiteName] = field(default_factory=list)
-    possible: bool = True
-    begun: bool = False
-    probed: list[Any] = field(default_factory=list)
+    possible: bool = True  # False once the module is known not to be an activation
+    begun: bool = False  # True once the module has called an operation on its input
+    probed: list[Any] = field(default_factory=list)  # what a probe has seen in the call
 
     def __post_init__(self) -> None:
         self._shape = self.source.shape
@@ -199,27 +165,16 @@ class HandwrittenCall:
 
 @dataclass(eq=False)
 class ModuleCall:
-    """A call of a module's forward.
-
-    Parameters
-    ----------
-    forward : callable
-        The module's own forward method.
-    args, kwargs
-        Its arguments.
-    activations : int
-        Number of activation calls that it has made.
-    handwritten : HandwrittenCall, optional
-        The call, if it may be a handwritten activation.
-    """
+    """A call of a module's forward."""
 
     module: nn.Module
     id: CallId
-    forward: Callable[..., Any]
+    forward: Callable[..., Any]  # the module's own forward method
+    # args, kwargs: its arguments
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    activations: int = 0
-    handwritten: HandwrittenCall | None = None
+    activations: int = 0  # number of activation calls that it has made
+    handwritten: HandwrittenCall | None = None  # the call, if it may be a handwritten activation
 
     def arguments(self) -> Iterator[tuple[int | str, Any]]:
         """Yield the arguments with their positions or keywords."""
@@ -228,15 +183,7 @@ class ModuleCall:
 
 
 class ModuleStack(TorchFunctionMode):
-    """Function mode that passes each module call to `around`, and numbers the calls.
-
-    Attributes
-    ----------
-    module_calls : Counter
-        Number of calls of each module in this pass, by path.
-    stack : list of ModuleCall
-        Running module calls, the innermost last.
-    """
+    """Function mode that passes each module call to `around`, and numbers the calls."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -248,7 +195,8 @@ class ModuleStack(TorchFunctionMode):
         """Begin a forward pass in this thread, and discard the previous pass's calls."""
         # The model may run in another thread at the same time.
         self._thread = threading.get_ident()
-        self.stack: list[ModuleCall] = []
+        self.stack: list[ModuleCall] = []  # running module calls, the innermost last
+        # Number of calls of each module in this pass, by path.
         self.module_calls: Counter[str] = Counter()
 
     @contextmanager
@@ -313,15 +261,6 @@ class SiteNames(ModuleStack):
 
     While it is the innermost active mode, `current` is the name of the current call.
 
-    Attributes
-    ----------
-    current : SiteName or None
-        Name of the current call of an activation function; None during any other call.
-    current_id : CallId or None
-        Identity of the last call of an activation function, including a softmax.
-    layouts : nlbench.introspection.axes.Layouts
-        Axes of every tensor in this pass.
-
     Examples
     --------
     >>> class NamePrinter(SiteNames):
@@ -356,8 +295,11 @@ class SiteNames(ModuleStack):
         self._counts: Counter[str] = Counter()
         # Path of the module that returned last.
         self._returned = ""
+        # Name of the current call of an activation function; None during any other call.
         self.current: SiteName | None = None
+        # Identity of the last call of an activation function, including a softmax.
         self.current_id: CallId | None = None
+        # Axes of every tensor in this pass.
         self.layouts = Layouts(len(inputs[0]) if inputs and inputs[0].ndim else 1)
         constants = list(constants)
         for tensor, channel in itertools.zip_longest(inputs, channels):

@@ -24,14 +24,8 @@ T = TypeVar("T")
 def exact_arithmetic(precision: str = "native", device: str = "cpu") -> Iterator[None]:
     """Disable TF32 and cuDNN's benchmark mode, which selects algorithms by their speed.
 
-    Measurements in other threads wait (`nlbench.introspection.threads`).
-
-    Parameters
-    ----------
-    precision : str
-        See `nlbench.Request`. ``tf32``, ``bfloat16`` and ``float16`` are only used on request.
-    device : str
-        Device type that autocast applies to.
+    ``tf32``, ``bfloat16`` and ``float16`` are only used on request. Measurements in other threads
+    wait (`nlbench.introspection.threads`).
     """
     halves = {"bfloat16": torch.bfloat16, "float16": torch.float16}
     cast: AbstractContextManager[object] = nullcontext()

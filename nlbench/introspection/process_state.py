@@ -255,16 +255,11 @@ def foreign_changes() -> int:
 
 
 class Changes(list[str]):
-    """The names of what changed in a context, complete when it has been left.
-
-    Attributes
-    ----------
-    lasting : list of str
-        What this context or an earlier one of the process has changed and could not be restored.
-    """
+    """The names of what changed in a context, complete when it has been left."""
 
     def __init__(self) -> None:
         super().__init__()
+        # What this context or an earlier one of the process has changed and could not be restored.
         self.lasting: list[str] = []
 
     def add(self, names: Iterable[tuple[str, bool]], *, is_foreign: bool = False) -> None:

@@ -66,12 +66,6 @@ class ObjectOfTensors:
 
     The flattened node is put together again as a copy of the object with these attributes.
 
-    Parameters
-    ----------
-    template : object
-    parts : mapping
-        Attributes by name.
-
     Examples
     --------
     >>> from types import SimpleNamespace

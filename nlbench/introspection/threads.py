@@ -184,25 +184,16 @@ class BackgroundWorkers(Generic[Item]):
     """Worker threads that process the items of each lane in submission order.
 
     Items in the same lane are processed in one thread, in order. Items in different lanes run
-    concurrently, except that the first item in a lane runs alone, after all items submitted
-    before it. The state of each lane is therefore created in the same order regardless of the
-    number of threads.
+    concurrently, except that the first item in a lane runs alone, after all items submitted before
+    it. The state of each lane is therefore created in the same order regardless of the number of
+    threads.
 
     Each worker runs PyTorch on one thread: two thread pools would compete for the same cores, and
     most computations of a measure are too small to split. Results don't depend on the number of
-    workers.
+    workers. On a GPU, the work runs on the caller's CUDA stream.
 
-    Parameters
-    ----------
-    size : callable
-        Returns the size of an item in bytes.
-    limit : int
-        Maximum size in bytes of the items that wait or run; a larger item does so on its own. If 0,
-        `put` blocks until the item has been processed.
-    device : torch.device, optional
-        Device of the items. On a GPU, the work runs on the caller's CUDA stream.
-    lane : callable, optional
-        Maps an item to its lane; by default, all items are in one lane.
+    `limit` is the largest sum of the sizes in bytes of items that wait or run; a larger item does
+    so on its own. If it is 0, `put` blocks until the item has been processed.
 
     Examples
     --------
@@ -252,14 +243,9 @@ class BackgroundWorkers(Generic[Item]):
         self._limit = limit
 
     def put(self, item: Item) -> None:
-        """Submit an item.
+        """Submit an item, or raise the error of an earlier one.
 
         Block while the limit is exceeded.
-
-        Raises
-        ------
-        Exception
-            The exception raised while processing an item.
         """
         lane = self._lane(item)
         size = self._size(item)

@@ -94,13 +94,7 @@ def wrap_calls(
 ) -> None:
     """Pass the activation calls in a module's own forward to a function, after `track_calls`.
 
-    Parameters
-    ----------
-    around : callable
-        Maps a child of the module and a call to the call's output. It must be a function that can
-        be pickled.
-    child : str
-        Name of the child.
+    The function maps the module's `child` and a call to the call's output, and can be pickled.
     """
     vars(module)[_WRAPPED] = around, child
 
@@ -110,10 +104,7 @@ def track_calls(
 ) -> None:
     """Make all wrapped calls of a model take effect, in place, after its layers are replaced.
 
-    Parameters
-    ----------
-    counters : type or tuple of type
-        Classes of modules whose forward calls `count_call`.
+    `counters` are the classes of modules whose forward calls `count_call`.
 
     Examples
     --------

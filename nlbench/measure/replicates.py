@@ -170,17 +170,8 @@ def without_each_group(
 ) -> tuple[float, ...]:
     """Compute a function of the samples without each group that occurs.
 
-    Parameters
-    ----------
-    groups : array of shape (n,)
-        Group of each sample.
-    function : callable
-        Maps a mask (n,) of the samples that are not left out to the value.
-
-    Returns
-    -------
-    tuple of float
-        Empty if there are fewer than two groups, or the value is undefined without one of them.
+    The function takes a mask (n,) of the samples that are not left out. There are no values for
+    fewer than two groups, or if one is undefined.
 
     Examples
     --------

@@ -129,13 +129,7 @@ class Value:
 
 
 def summarize(values: Iterable[float]) -> dict[str, float]:
-    """Compute summary statistics over places.
-
-    Returns
-    -------
-    dict of str to float
-        ``value`` (the mean), ``std`` (population), ``min``, ``max``, ``median``,
-        ``spread`` (max - min).
+    """Compute the mean, population std, min, max, median and spread (max - min) over places.
 
     Examples
     --------

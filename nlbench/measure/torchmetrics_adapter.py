@@ -27,21 +27,14 @@ class MetricMeasure(PooledMeasure):
 def metric_measure(metric: Any, name: str | None = None) -> type[MetricMeasure]:
     """Create a site measure from a ``torchmetrics.Metric`` of two tensors.
 
-    Each site has its own metric, updated with every batch as ``metric.update(x, y)``: the
-    input is torchmetrics' ``preds``, the output its ``target``. Both are converted to float64.
-    A metric with ``num_outputs=1`` that rejects a matrix is computed per column, and the value
-    is the mean over columns. Columns whose metric is NaN, such as constant columns, are excluded
-    and counted in the remark.
+    Each site has its own copy of the metric, updated with every batch as ``metric.update(x, y)``:
+    the input is torchmetrics' ``preds``, the output its ``target``. Both are converted to float64.
+    A metric with ``num_outputs=1`` that rejects a matrix is computed per column, and the value is
+    the mean over columns. Columns whose metric is NaN, such as constant columns, are excluded and
+    counted in the remark. The name is by default the class name in lower case.
 
     No bounds are declared, since those of torchmetrics are only plot limits, and no direction,
     since a similarity of input and output is not linearity.
-
-    Parameters
-    ----------
-    metric : torchmetrics.Metric
-        Cloned for each site.
-    name : str, optional
-        By default the class name in lower case.
 
     Examples
     --------

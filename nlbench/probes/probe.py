@@ -42,53 +42,30 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources for a probe, which don't affect its observations.
-
-    Parameters
-    ----------
-    device : torch.device
-    memory : int or None
-        Bytes that may be used in addition to the model; None for half of the free memory.
-    feasible_sizes : mutable mapping
-        Batch sizes known to fit into memory, by model and purpose; shared within a run.
-    threads : int, optional
-        Number of threads for measures that can use several; by default it depends on the device.
-    """
+    """Resources for a probe, which don't affect its observations."""
 
     device: torch.device
+    # Bytes that may be used in addition to the model; None for half of the free memory.
     memory: int | None = None
+    # Batch sizes known to fit into memory, by model and purpose; shared within a run.
     feasible_sizes: FeasibleSizes = field(default_factory=weakref.WeakKeyDictionary)
+    # Number of threads for measures that can use several; by default it depends on the device.
     threads: int | None = None
 
 
 @dataclass(frozen=True)
 class ProbePass:
-    """One observation of a model by a probe.
+    """One observation of a model by a probe."""
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        In evaluation mode, on the device in `resources`; must be left unchanged.
-    samples : Subject
-        See `nlbench.subjects.subject.Subject`.
-    options : mapping of str to value
-        Values for all of `Probe.options`.
-    listeners : sequence of Listener
-    resources : Resources
-    step : callable
-        To be called `Probe.steps` times.
-    check_samples : callable
-        Checks that the model's outputs are a function of their own sample, given a few samples and
-        the output for them, or None if it is unknown. Called before `Probe.observe`, unless the
-        probe declares `Probe.checks_samples`.
-    """
-
-    model: nn.Module
-    samples: Subject
-    options: ProbeOptions
+    model: nn.Module  # in evaluation mode, on the device in `resources`; must be left unchanged
+    samples: Subject  # see `nlbench.subjects.subject.Subject`
+    options: ProbeOptions  # values for all of `Probe.options`
     listeners: Sequence[Listener]
     resources: Resources
-    step: OnStep = lambda: None
+    step: OnStep = lambda: None  # to be called `Probe.steps` times
+    # Checks that the model's outputs are a function of their own sample, given a few samples and
+    # the output for them, or None if it is unknown. Called before `Probe.observe`, unless the probe
+    # declares `Probe.checks_samples`.
     check_samples: Callable[[Tensor, object], None] = lambda samples, output: None
 
     def show(self, observation: object) -> None:
@@ -227,15 +204,9 @@ class Probe(ABC):
 
 
 class LazyProbe(Probe):
-    """A probe that imports PyTorch only when it observes.
+    """A probe that imports PyTorch only when it observes."""
 
-    Attributes
-    ----------
-    home : str
-        Module whose function ``observe`` has the parameter of `Probe.observe`.
-    """
-
-    home: ClassVar[str]
+    home: ClassVar[str]  # module whose function observe has the parameter of `Probe.observe`
 
     def observe(self, probe_pass: ProbePass) -> ProbeFacts:
         """See `Probe.observe`."""

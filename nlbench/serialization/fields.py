@@ -59,25 +59,12 @@ def to_plain(value: object) -> Any:
 
 
 def from_plain(kind: type[T], content: object, label: str) -> T:
-    """Create a dataclass from JSON types.
+    """Create a dataclass from JSON types, called `label` in messages.
 
-    A field may be missing if its default is None, zero or empty.
-
-    Parameters
-    ----------
-    kind : type
-        The dataclass. Its annotations consist of ``str``, ``bool``, ``int``, ``float`` (which
-        accepts integers), ``Any``, literals, dataclasses, typed dictionaries (which accept
-        additional keys), and mappings, sequences, tuples and unions of these.
-    content : object
-        Parsed JSON.
-    label : str
-        Name of the content in messages.
-
-    Raises
-    ------
-    ValueError
-        If a field is missing, unknown or of the wrong type; the message names it.
+    A field may be missing if its default is None, zero or empty. Annotations consist of ``str``,
+    ``bool``, ``int``, ``float`` (which accepts integers), ``Any``, literals, dataclasses, typed
+    dictionaries (which accept additional keys), and mappings, sequences, tuples and unions of
+    these. Raise ValueError, which names the field, if one is missing, unknown or of the wrong type.
 
     Examples
     --------

@@ -27,13 +27,7 @@ MAX_TEXT_BYTES = 2**30
 
 
 def check_is_file(path: Path, max_bytes: int | None = None) -> None:
-    """Raise unless a path is a regular file: reading a pipe or a device may never end.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If it is missing, too large or not a regular file.
-    """
+    """Raise unless a path is a regular file: reading a pipe or a device may never end."""
     try:
         state = path.stat()
     except FileNotFoundError as error:
@@ -51,13 +45,7 @@ def check_is_file(path: Path, max_bytes: int | None = None) -> None:
 
 
 def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """Read a regular file of UTF-8 text.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If it is missing, too large, not a regular file or not UTF-8.
-    """
+    """Read a regular file of UTF-8 text."""
     check_is_file(path, max_bytes)
     try:
         with path.open("rb") as file:
@@ -102,20 +90,10 @@ _FORMULA_STARTS = frozenset("=+-@\t\r\n'")
 
 
 def parse_json(text: str, origin: str, *, finite: bool = True) -> Any:
-    """Parse untrusted JSON.
+    """Parse untrusted JSON, from the file `origin` in messages.
 
-    Parameters
-    ----------
-    origin : str
-        Name of the file in messages.
-    finite : bool
-        Raise for NaN and infinities, which standard JSON doesn't allow.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If it is damaged, nested too deeply, has too many values for its size, or contains a number
-        or string that can't be stored.
+    Raise RequestError if it is damaged, nested too deeply, has too many values for its size, or
+    contains a number or string that can't be stored, or NaN or an infinity, if it must be `finite`.
     """
     parsers: dict[str, Any] = (
         {"parse_constant": _reject_constant, "parse_float": _parse_float} if finite else {}
@@ -186,13 +164,7 @@ def _depth_of(text: str) -> int:
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write a file in an existing folder completely or not at all, and flush it to the disk.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If it can't be written.
-    """
+    """Write a file in an existing folder completely or not at all, and flush it to the disk."""
     try:
         data = content.encode("utf-8") if isinstance(content, str) else content
         part = path.parent / f".{path.name[:40]}.{os.urandom(8).hex()}.part"
@@ -214,13 +186,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder with its parents, and check that it is writable.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If it can't be created or written to.
-    """
+    """Create a folder with its parents, and check that it is writable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):

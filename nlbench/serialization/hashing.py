@@ -36,11 +36,6 @@ def content_key(content: Mapping[str, Any]) -> str:
 def file_hash(path: str | os.PathLike[str]) -> str:
     """Compute the SHA-256 of a file, in hexadecimal.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If the file can't be read.
-
     Examples
     --------
     >>> import tempfile

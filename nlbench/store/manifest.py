@@ -39,33 +39,6 @@ class Manifest(Mapping[str, Any]):
 
     As a mapping, it has the content of its file, in which unset fields may be missing.
 
-    Parameters
-    ----------
-    command, request
-        Command line and request for the last call.
-    environment : mapping
-        See `nlbench.execution.machine.describe_environment`.
-    seconds : float
-        Total time of all calls.
-    calls : tuple of RunCall
-        Every call that added cells to the run.
-    unfinished : bool
-        True if the run was interrupted or is in progress.
-    saving : bool
-        True while `nlbench.Run.save` writes the folder; the other fields are then absent.
-    merged : mapping
-        The runs that were merged, and the time of the merge.
-    superseded : tuple of str
-        What was measured again because a file had changed.
-    order : tuple of str
-        Record keys in the order of the table.
-    environments : tuple of mapping
-        The environments of all cells, if they differ.
-    cells : mapping of str to int
-        Number of cells for each status.
-    rest : mapping
-        Unknown fields in the manifest's file.
-
     Examples
     --------
     >>> manifest = Manifest(command="nlbench run", unfinished=True)
@@ -77,24 +50,29 @@ class Manifest(Mapping[str, Any]):
 
     nlbench: str = ""
     created: str = ""
+    # command, request: command line and request for the last call
     command: str = ""
     request: Mapping[str, Any] = field(default_factory=dict)
+    # See `nlbench.execution.machine.describe_environment`.
     environment: Mapping[str, Any] = field(default_factory=dict)
     device: str = ""
-    seconds: float = 0.0
-    unfinished: bool = False
+    seconds: float = 0.0  # total time of all calls
+    unfinished: bool = False  # True if the run was interrupted or is in progress
+    # True while `nlbench.Run.save` writes the folder; the other fields are then absent.
     saving: bool = False
+    # The runs that were merged, and the time of the merge.
     merged: Merged = field(default_factory=Merged)
-    superseded: tuple[str, ...] = ()
-    calls: tuple[RunCall, ...] = ()
-    order: tuple[str, ...] = ()
+    superseded: tuple[str, ...] = ()  # what was measured again because a file had changed
+    calls: tuple[RunCall, ...] = ()  # every call that added cells to the run
+    order: tuple[str, ...] = ()  # record keys in the order of the table
     dtype: str = ""
     subjects: tuple[SubjectFacts, ...] = ()
     measures: Mapping[str, RecordedMeasure] = field(default_factory=dict)
     probes: Mapping[str, Mapping[str, OptionValue]] = field(default_factory=dict)
+    # The environments of all cells, if they differ.
     environments: tuple[Mapping[str, Any], ...] = ()
-    cells: Mapping[str, int] = field(default_factory=dict)
-    rest: Mapping[str, Any] = extra_fields()
+    cells: Mapping[str, int] = field(default_factory=dict)  # number of cells for each status
+    rest: Mapping[str, Any] = extra_fields()  # unknown fields in the manifest's file
 
     def _written_fields(self) -> Mapping[str, Any]:
         """Return the fields to write to the file."""

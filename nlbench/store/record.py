@@ -32,34 +32,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedMeasure:
-    """Declaration and options of a measure.
-
-    Parameters
-    ----------
-    bounds : pair of float or None
-        Bounds with these options; None where unbounded.
-    errors : {"groups", "none"} or None
-        Kind of replicates; None in records of format 1, which have none.
-    exact : bool or None
-        True if the value doesn't depend on samples or paths; None if unknown.
-    scale : str or None
-        How the value depends on units, such as ``grows with the logits``.
-    rest : mapping
-        Unknown fields in the record's file.
-    """
+    """Declaration and options of a measure."""
 
     name: str
     description: str | None = None
     probe: str | None = None
+    # Bounds with these options; None where unbounded.
     bounds: tuple[float | None, float | None] | None = None
     more_means: str | None = None
     version: str
     options: Mapping[str, OptionValue]
     source: Source | None = None
+    # groups or none: kind of replicates; None in records of format 1, which have no replicates.
     errors: str | None = None
+    # True if the value doesn't depend on samples or paths; None if unknown.
     exact: bool | None = None
-    scale: str | None = None
-    rest: Mapping[str, Any] = extra_fields()
+    scale: str | None = None  # how the value depends on units, such as grows with the logits
+    rest: Mapping[str, Any] = extra_fields()  # unknown fields in the record's file
 
     @classmethod
     def of(

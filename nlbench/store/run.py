@@ -360,13 +360,9 @@ def load_run(path: str | Path) -> Run:
 def merge_runs(runs: Sequence[str | Path], out: str | Path) -> Run:
     """Merge the cells of several runs into a new or empty folder, leaving the runs unchanged.
 
-    If several runs contain a cell, one record is kept, and finished records take precedence.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If a folder isn't a run, or two runs disagree: different values for the same cell,
-        different options for a measure, or different weights or samples for a subject.
+    If several runs contain a cell, one record is kept, and finished records take precedence. Raise
+    RequestError if two runs disagree: different values for the same cell, different options for a
+    measure, or different weights or samples for a subject.
     """
     loaded = [load_run(path) for path in runs]
     if not loaded:

@@ -55,33 +55,20 @@ class Data(Protocol):
 class Preprocessing:
     """Resizing, cropping and normalisation of images.
 
-    Parameters
-    ----------
-    crop : int
-        Side length of the centre crop, in pixels.
-    resize : int
-        Length of the shorter side (or both, with `squash`) before cropping, in pixels.
-    mean, std : tuple of float
-        Per channel, for images in [0, 1].
-    interpolation : {"nearest", "bilinear", "bicubic", "lanczos"}
-    squash : bool
-        If True, resize both sides, ignoring the aspect ratio.
-    origin : str
-        Library or weights that use this preprocessing.
-
     Examples
     --------
     >>> Preprocessing(224, 256, (0.5,), (0.5,)).text
     'resized to 256 pixels on the shorter side (bilinear, antialiased), centre 224x224'
     """
 
-    crop: int
-    resize: int
+    crop: int  # side length of the centre crop, in pixels
+    resize: int  # length of the shorter side (or both, with `squash`) before cropping, in pixels
+    # mean, std: per channel, for images in [0, 1]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    interpolation: str = "bilinear"
-    squash: bool = False
-    origin: str = ""
+    interpolation: str = "bilinear"  # nearest, bilinear, bicubic or lanczos
+    squash: bool = False  # if True, resize both sides, ignoring the aspect ratio
+    origin: str = ""  # library or weights that use this preprocessing
 
     @property
     def text(self) -> str:
@@ -265,43 +252,25 @@ def read_items(items: Items, indices: Sequence[int]) -> list[tuple[Tensor, int]]
 
 @dataclass(frozen=True)
 class Sample:
-    """Samples drawn from a dataset.
+    """Samples drawn from a dataset."""
 
-    Parameters
-    ----------
-    images : tensor of shape (n, channels, height, width)
-        With values in [0, 1]; for other data, of shape (n, *shape).
-    inputs : tensor of the same shape
-        The network's inputs, which are the normalised images.
-    labels : tensor of shape (n,) or None
-    """
-
+    # (n, channels, height, width), with values in [0, 1]; for other data, (n, *shape).
     images: Tensor
-    inputs: Tensor
-    labels: Tensor | None
+    inputs: Tensor  # the network's inputs, which are the normalised images
+    labels: Tensor | None  # (n,)
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """The declaration of a dataset.
+    """The declaration of a dataset."""
 
-    Parameters
-    ----------
-    options : mapping of str to Option
-        The function's keyword arguments, set with ``--set NAME.OPTION=VALUE``.
-    version : str
-        Must change whenever the data change.
-    fingerprint : callable, optional
-        Takes the option values as keyword arguments, and returns a string that changes with the
-        files. It reads no data, and raises `nlbench.RequestError` if there are no files.
-    owner : str
-        Another name for the dataset in settings, such as ``images`` for a folder's path.
-    """
-
+    # The function's keyword arguments, set with --set NAME.OPTION=VALUE.
     options: Mapping[str, Option] = field(default_factory=dict)
-    version: str = "1"
+    version: str = "1"  # must change whenever the data change
+    # Takes the option values as keyword arguments, and returns a string that changes with the
+    # files. It reads no data, and raises `nlbench.RequestError` if there are no files.
     fingerprint: Callable[..., str] | None = None
-    owner: str = ""
+    owner: str = ""  # another name for the dataset in settings, such as images for a folder's path
 
 
 def dataset(**declared: Any) -> Callable[[Builder], Builder]:

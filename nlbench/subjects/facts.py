@@ -14,36 +14,19 @@ from nlbench.serialization.fields import extra_fields
 class SubjectFacts:
     """The recorded facts about a subject; unknown facts are None.
 
-    Parameters
-    ----------
-    model, weights, data : str
-        Names in the table of scores.
-    batch_norm : str
-        Origin of the batch-norm statistics, if they are not trained.
-    arguments : mapping
-        Keyword arguments of the model that were set.
-    weights_hash : str
-        Hash of the parameters and buffers; see `nlbench.serialization.hashing.state_hash`.
-    key : str
-        Hash of the subject's specification.
-    sources : mapping of str to str
-        Versions of the files of its model and data, by the name of the model or dataset.
-    settings_key : str
-        Hash of the subject's specification without these versions.
-    rest : mapping
-        Facts added by other programs.
-
     Examples
     --------
     >>> SubjectFacts(model="vgg8", weights="init", data="digits", seed=0).identity
     ('vgg8', 'init', 'digits', 0)
     """
 
+    # model, weights, data: names in the table of scores
     model: str
     weights: str
     data: str
     data_options: Mapping[str, OptionValue] | None = None
     seed: int
+    # Keyword arguments of the model that were set.
     arguments: Mapping[str, OptionValue] | None = None
     weights_metadata: Mapping[str, Any] | None = None
     parameters: int | None = None
@@ -51,12 +34,14 @@ class SubjectFacts:
     split: str | None = None
     samples: int | None = None
     sample_hash: str | None = None
-    batch_norm: str | None = None
+    batch_norm: str | None = None  # origin of the batch-norm statistics, if they are not trained
+    # Hash of the parameters and buffers; see `nlbench.serialization.hashing.state_hash`.
     weights_hash: str | None = None
-    key: str | None = None
+    key: str | None = None  # hash of the subject's specification
+    # Versions of the files of its model and data, by the name of the model or dataset.
     sources: Mapping[str, str] | None = None
-    settings_key: str | None = None
-    rest: Mapping[str, Any] = extra_fields()
+    settings_key: str | None = None  # hash of the subject's specification without these versions
+    rest: Mapping[str, Any] = extra_fields()  # facts added by other programs
 
     @property
     def identity(self) -> tuple[str, str, str, int]:

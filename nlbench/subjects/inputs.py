@@ -70,18 +70,10 @@ class Arguments:
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A tensor or constant among a model's arguments.
+    """A tensor or constant among a model's arguments."""
 
-    Parameters
-    ----------
-    name : str
-        Its place, such as ``[0]`` or ``['mask']``.
-    shape : tuple of int or None
-        Shape of one sample; None for a constant.
-    """
-
-    name: str
-    shape: tuple[int, ...] | None = None
+    name: str  # its place, such as [0] or ['mask']
+    shape: tuple[int, ...] | None = None  # shape of one sample; None for a constant
     dtype: torch.dtype = torch.float32
     constant: Any = None
 
@@ -100,18 +92,6 @@ class _Leaf:
 class ArgumentLayout:
     """The layout of a model's arguments in one packed tensor.
 
-    Parameters
-    ----------
-    spec : TreeSpec
-        Structure of the pair of positional and keyword arguments.
-    leaves : tuple of _Leaf
-        Tensors with samples, and constants, which are the same for all batches.
-    length : int, optional
-        Length of the tensors that hold samples, if others don't.
-    list_parts : int
-        Number of packed tensors for a first argument that is a list of the samples: 1 for images
-        of one size, 2 for padded images and their sizes, 0 if it isn't a list.
-
     Examples
     --------
     >>> layout = ArgumentLayout.of(Arguments(torch.zeros(2, 3), torch.ones(2, 1), 4))
@@ -121,21 +101,17 @@ class ArgumentLayout:
     (torch.Size([2, 4]), torch.Size([2, 3]), torch.Size([2, 1]), 4)
     """
 
-    spec: Any
+    spec: Any  # structure of the pair of positional and keyword arguments
+    # Tensors with samples, and constants, which are the same for all batches.
     leaves: tuple[_Leaf, ...]
-    length: int | None = None
+    length: int | None = None  # length of the tensors that hold samples, if others don't
+    # Number of packed tensors for a first argument that is a list of the samples: 1 for images of
+    # one size, 2 for padded images and their sizes, 0 if it isn't a list.
     list_parts: int = 0
 
     @classmethod
     def of(cls, arguments: Arguments, length: int | None = None) -> ArgumentLayout:
-        """Derive the layout from a batch.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the batch has no tensor, or its tensors can't be packed because their lengths or
-            floating-point dtypes differ.
-        """
+        """Derive the layout from a batch."""
         spec, leaves, tensors = _flatten(arguments, length)
         if not tensors:
             raise RequestError("inputs: arguments without a tensor, expected at least one")
@@ -197,11 +173,6 @@ class ArgumentLayout:
 
         Floats packed with integers are stored as bit patterns. Therefore, inputs with a mask, for
         example, can't be interpolated or differentiated.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the arguments differ from those of the first batch.
         """
         spec, leaves, tensors = _flatten(arguments, self.length)
         if spec != self.spec or not all(map(_Leaf.is_like, self.leaves, leaves)):
@@ -232,14 +203,10 @@ class ArgumentLayout:
     def unpack(
         self, packed: Tensor, dtype: torch.dtype | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the positional and keyword arguments from packed samples.
+        """Return the positional and keyword arguments from packed samples (n, k).
 
-        Parameters
-        ----------
-        packed : tensor of shape (n, k)
-        dtype : torch.dtype, optional
-            Minimum precision of floats that are constants or packed with integers; other floats
-            have `packed`'s dtype.
+        `dtype` is the minimum precision of floats that are constants or packed with integers; other
+        floats have `packed`'s dtype.
         """
         values: list[Any] = []
         start = 0
@@ -298,15 +265,10 @@ class _Unpacker:
 class BatchReader:
     """Separates a loader's batches into the model's inputs and labels.
 
-    Parameters
-    ----------
-    labels : bool, str or None
-        True: the labels are a tuple's last element or a mapping's entry ``labels``. False: there
-        are none. A string: the labels' key in a mapping. None: a pair is (inputs, labels) if the
-        model takes one argument.
-    guesses_labels : bool
-        Where it isn't certain which part holds the labels: True to choose class indices and the
-        names in `LABEL_KEYS` that the model doesn't take, False to raise.
+    The labels are a tuple's last element or a mapping's entry ``labels`` if `labels` is True, a
+    mapping's entry of that name if it is a string. If it is None, a pair is (inputs, labels) if the
+    model takes one argument. Where that isn't certain, class indices and the names in `LABEL_KEYS`
+    that the model doesn't take are chosen, if it `guesses_labels`, else an error is raised.
 
     Examples
     --------
@@ -333,13 +295,7 @@ class BatchReader:
         self._takes_list = False
 
     def read(self, batch: object) -> tuple[Tensor, Tensor | None]:
-        """Return a batch's packed arguments, and its labels if there are any.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the batch doesn't fit the model, or its labels are ambiguous.
-        """
+        """Return a batch's packed arguments, and its labels if there are any."""
         source = batch
         parts = pytree.object_parts(batch)
         if parts:
@@ -567,13 +523,6 @@ def unpack_arguments(
 class OutputChoice:
     """Forward hook that selects a tensor from a model's output.
 
-    Parameters
-    ----------
-    choice : str or callable
-        Name or position of the tensor, with dots for parts of parts, or a function of the output.
-        By default, the logits: the first of the attributes or entries ``logits``, ``out`` and
-        ``last_hidden_state``, or else the only tensor. Any other output is returned unchanged.
-
     Examples
     --------
     >>> choice = OutputChoice("boxes.1")
@@ -583,6 +532,9 @@ class OutputChoice:
     tensor([1.])
     """
 
+    # Name or position of the tensor, with dots for parts of parts, or a function of the output. By
+    # default, the logits: the first of the attributes or entries logits, out and last_hidden_state,
+    # or else the only tensor. Any other output is returned unchanged.
     choice: str | Callable[[Any], Any] = ""
 
     @property

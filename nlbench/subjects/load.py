@@ -37,11 +37,6 @@ def build_model(
     The builder is called with `settings` and those of the arguments ``in_channels``,
     ``num_classes``, ``image_size``, ``resolution`` and ``input_shape`` that it accepts. The global
     random state is restored.
-
-    Raises
-    ------
-    nlbench.NlbenchError
-        If there is no such model, or it can't be built for this dataset.
     """
     import torch
 
@@ -108,14 +103,7 @@ CALIBRATION_BATCH = 128
 
 
 def load_dataset(name: str, options: Mapping[str, OptionValue | str] | None = None) -> Data:
-    """Open a registered dataset; options that are not passed take their defaults.
-
-    Raises
-    ------
-    nlbench.NlbenchError
-        If the name is unknown, an option is invalid, the data are missing, or the plugin
-        doesn't return a dataset.
-    """
+    """Open a registered dataset; options that are not passed take their defaults."""
     build = registry.load("datasets", name)
     dataset = build(**resolve_options(dataset_info(build).options, options or {}, owner=name))
     required = ("name", "shape", "classes", "preprocessing", "source", "normalize", "sample")
@@ -135,11 +123,6 @@ def apply_transform(
     """Apply the transform specified in a checkpoint's metadata, if any, to a fresh model.
 
     `example` returns example inputs. It is called only if there is a transform.
-
-    Raises
-    ------
-    nlbench.NlbenchError
-        If the transform isn't registered, its options can't be parsed, or it can't be applied.
     """
     name = metadata.get("transform", "")
     if not name:
@@ -231,11 +214,6 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     """Build the model, load its weights and draw its samples.
 
     The model is run only to calibrate batch-norm statistics.
-
-    Raises
-    ------
-    nlbench.NlbenchError
-        If the model, its weights or the data are not available.
     """
     from nlbench.introspection.model_state import batch_norm_layers
 

@@ -29,52 +29,30 @@ DEFAULT_DATA = "digits"
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The declaration of a model.
+    """The declaration of a model."""
 
-    Parameters
-    ----------
-    trained : mapping of str to Path
-        Checkpoint paths, keyed by dataset name or `ANY_DATA`.
-    source : Source
-        Source of the architecture.
-    obtain : str
-        Instructions for obtaining checkpoints that don't ship with nlbench.
-    preprocessing : callable, optional
-        Maps a checkpoint's path, or None for fresh weights, to the `Preprocessing` to use with
-        datasets whose resolution isn't fixed.
-    rename : callable, optional
-        Maps a tensor's name in a checkpoint to its name in the model, or to None to skip the
-        tensor.
-    recipe : str
-        Default training recipe.
-    data : str
-        Default dataset; empty for ``digits``.
-    read : callable, optional
-        Reads a checkpoint in `trained` and returns a state dict and metadata; required for
-        formats that `nlbench.subjects.weights.read_checkpoint` doesn't support.
-    tokenizer : callable, optional
-        Returns the tokenizer for text datasets; by default, text is read as bytes.
-    fingerprint : callable, optional
-        Returns a string that changes whenever the files defining the architecture or tokenizer
-        do, if they are not part of an installed package.
-    options : mapping of str to Option, or None
-        The function's keyword arguments that ``--set model.NAME=VALUE`` sets; None: any.
-    required : tuple of str
-        Keyword arguments without a default.
-    """
-
+    # Checkpoint paths, keyed by dataset name or `ANY_DATA`.
     trained: Mapping[str, Path] = field(default_factory=dict)
-    source: Source = field(default_factory=lambda: Source(""))
-    obtain: str = ""
+    source: Source = field(default_factory=lambda: Source(""))  # source of the architecture
+    obtain: str = ""  # instructions for obtaining checkpoints that don't ship with nlbench
+    # Maps a checkpoint's path, or None for fresh weights, to the `Preprocessing` to use with
+    # datasets whose resolution isn't fixed.
     preprocessing: Callable[[Path | None], Preprocessing] | None = None
+    # Maps a tensor's name in a checkpoint to its name in the model, or to None to skip the tensor.
     rename: Callable[[str], str | None] | None = None
-    recipe: str = "vanilla"
-    data: str = ""
+    recipe: str = "vanilla"  # default training recipe
+    data: str = ""  # default dataset; empty for digits
+    # Reads a checkpoint in `trained` and returns a state dict and metadata; required for formats
+    # that `nlbench.subjects.weights.read_checkpoint` doesn't support.
     read: Reader | None = None
+    # Returns the tokenizer for text datasets; by default, text is read as bytes.
     tokenizer: Callable[[], Tokenizer] | None = None
+    # Returns a string that changes whenever the files defining the architecture or tokenizer do, if
+    # they are not part of an installed package.
     fingerprint: Callable[[], str] | None = None
+    # The function's keyword arguments that --set model.NAME=VALUE sets; None: any.
     options: Mapping[str, Option] | None = field(default_factory=dict)
-    required: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()  # keyword arguments without a default
 
     def checkpoint(self, data: str) -> Path | None:
         """Return the checkpoint for a dataset, or None if there is none."""
@@ -154,11 +132,6 @@ def resolve_arguments(
     name: str, info: ModelInfo, settings: Mapping[str, OptionValue | str]
 ) -> Options:
     """Validate and convert the arguments that are set. Others keep the function's defaults.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If an argument is unknown, its value is invalid, or a required one is missing.
 
     Examples
     --------

@@ -230,13 +230,7 @@ class OwnModels(Family):
 
 
 class OwnCode:
-    """An object in a Python file.
-
-    Parameters
-    ----------
-    text : str
-        The reference: ``FILE.py:NAME`` or ``package.module:NAME``.
-    """
+    """An object in a Python file, ``FILE.py:NAME`` or ``package.module:NAME``."""
 
     def __init__(self, text: str) -> None:
         self.text = text

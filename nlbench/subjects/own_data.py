@@ -54,14 +54,7 @@ class InMemoryItems(TorchDataset[tuple[Tensor, int]]):
 class ForeignItems(TorchDataset[tuple[Tensor, int]]):
     """Items of a dataset in PyTorch's form, read as batches.
 
-    Parameters
-    ----------
-    items : object
-        Has indices and a length.
-    collate : callable
-        Makes a batch of a list of items.
-    read : callable
-        Returns the inputs and the labels of a batch.
+    `collate` makes a batch of a list of items, and `read` returns its inputs and labels.
     """
 
     def __init__(self, items: Any, collate: Callable[[list[Any]], Any], read: Read) -> None:
@@ -88,16 +81,6 @@ def as_dataset(label: str, value: Any) -> Dataset:
     Batches of a loader are drawn like those of any dataset: its order doesn't matter. A loader
     that can only be iterated is read to its end. Batches may be mappings, objects or tuples of
     several arguments, which are read as soon as their model is known.
-
-    Parameters
-    ----------
-    label : str
-        Name of the dataset.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If there are no samples, or they are not tensors of equal shape.
 
     Examples
     --------

@@ -40,13 +40,8 @@ def joined(parts: Iterable[ReadBatch]) -> ReadBatch:
 class Batches:
     """The batches of a loader, which is read only once; by default, for a one-argument model.
 
-    Parameters
-    ----------
-    loader : iterable
-    read : callable, optional
-        Returns the inputs and the labels of a batch.
-    is_drawn : bool
-        True if the loader yields its samples in random order.
+    `read` returns the inputs and the labels of a batch. `is_drawn` is True if the loader yields its
+    samples in random order.
 
     Examples
     --------

@@ -87,20 +87,11 @@ class Parameters(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A Python file and its place in a package.
+    """A Python file and its place in a package."""
 
-    Parameters
-    ----------
-    file : Path
-        Absolute path.
-    label : str
-        The file or module as the user wrote it, for messages.
-    installed : str
-        Name of a module that Python finds by itself; empty for a file outside its search path.
-    """
-
-    file: Path
-    label: str
+    file: Path  # absolute path
+    label: str  # the file or module as the user wrote it, for messages
+    # Name of a module that Python finds by itself; empty for a file outside its search path.
     installed: str = ""
 
     @classmethod

@@ -65,13 +65,7 @@ class Subject:
         return list(batch_sizes(count, count if self.is_indivisible else limit))
 
     def labelled(self, limit: int) -> Iterable[tuple[Tensor, Any]]:
-        """Return the samples as in `repeatable`, with their labels.
-
-        Raises
-        ------
-        nlbench.Undefined
-            If there are no labels.
-        """
+        """Return the samples as in `repeatable`, with their labels."""
         if self.labels is None:
             raise Undefined("the samples have no labels")
         return self.repeatable(limit)

@@ -75,7 +75,7 @@ def load_weights(
     read: Callable[[Path], tuple[Any, dict[str, str]]] | None = None,
     key: str = "",
 ) -> dict[str, str]:
-    """Load a checkpoint into a model, completely or not at all.
+    """Load a checkpoint into a model, completely or not at all, and return its metadata.
 
     The format is detected from the file's content, not its suffix: safetensors, or a file written
     by `torch.save`, from which only tensors and plain data are unpickled. The state dict may be
@@ -83,29 +83,10 @@ def load_weights(
     the model, unless `key` names one. Its names may be prefixed with ``module.``
     (`torch.nn.DataParallel`, or `torch.optim.swa_utils.AveragedModel`, whose ``n_averaged`` is
     ignored), ``_orig_mod.`` (`torch.compile`) or the name of the attribute in which a trainer's
-    module stores the network. Other entries in a Lightning checkpoint, such as
-    the weights of a loss, are ignored. Values are converted to the model's precision. If a batch
-    norm's ``num_batches_tracked`` is missing, as in old checkpoints, the model keeps its own.
-
-    Parameters
-    ----------
-    rename : callable, optional
-        Maps a name in the file to a name in the model, or to None to skip the tensor.
-    read : callable, optional
-        Reads the file and returns a state dict and metadata; by default, `read_checkpoint`.
-    key : str
-        Entry of the file, or prefix of the names in it, that holds the network.
-
-    Returns
-    -------
-    dict of str to str
-        The metadata of a safetensors header; empty for other files.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the file can't be read, could run code, is not a state dict, doesn't match the model's
-        names, shapes or kinds of dtype, or contains NaN or infinities. The model is then unchanged.
+    module stores the network. Other entries in a Lightning checkpoint, such as the weights of a
+    loss, are ignored. Values are converted to the model's precision. If a batch norm's
+    ``num_batches_tracked`` is missing, as in old checkpoints, the model keeps its own. `rename`
+    maps a name in the file to one in the model, or to None to skip the tensor.
 
     Examples
     --------
@@ -148,13 +129,7 @@ def save_weights(
 
 
 def read_checkpoint(path: Path) -> tuple[Any, dict[str, str]]:
-    """Read a checkpoint's content and the metadata in its header.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If it was written neither as safetensors nor by `torch.save`, or could run code.
-    """
+    """Read a checkpoint's content and the metadata in its header."""
     check_is_file(path)
     try:
         with path.open("rb") as opened:

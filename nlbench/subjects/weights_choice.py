@@ -24,31 +24,17 @@ FRESH_WEIGHTS = ("init", "calibrated")
 
 @dataclass(frozen=True)
 class WeightsChoice:
-    """The weights given in a subject's specification.
+    """The weights given in a subject's specification."""
 
-    Parameters
-    ----------
-    label : str
-        ``trained``, ``init``, ``calibrated`` or the checkpoint's file name. A file in the folder
-        ``NAME.training`` of a training run is labelled ``NAME/FILE``.
-    file : Path or None
-        None for freshly initialised weights.
-    note : str
-        Reason why the weights are freshly initialised although a checkpoint is declared.
-    model : str
-        The model's `ModelInfo.fingerprint`; empty if it has none.
-    key : str
-        Entry of the file, such as ``ema``, if it holds several networks.
-    problem : str
-        Reason why there are no such weights, in a plan.
-    """
-
+    # trained, init, calibrated or the checkpoint's file name. A file in the folder NAME.training of
+    # a training run is labelled NAME/FILE.
     label: str
-    file: Path | None
+    file: Path | None  # None for freshly initialised weights
+    # Reason why the weights are freshly initialised although a checkpoint is declared.
     note: str = ""
-    model: str = ""
-    key: str = ""
-    problem: str = ""
+    model: str = ""  # the model's `ModelInfo.fingerprint`; empty if it has none
+    key: str = ""  # entry of the file, such as ema, if it holds several networks
+    problem: str = ""  # reason why there are no such weights, in a plan
 
     @cached_property
     def content(self) -> str:

@@ -8,12 +8,7 @@ from .registry import FACTS, Operation, known, registered
 
 
 def supported() -> list[dict[str, str]]:
-    """List the operations whose effect on values or channels is known, one per row.
-
-    Returns
-    -------
-    list of dict
-        With the keys ``operation``, ``kind``, ``lines``, ``graph``, ``caveats`` and ``from``.
+    """List the operations whose effect on values or channels is known, as rows of text by column.
 
     Examples
     --------

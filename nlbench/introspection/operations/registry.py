@@ -92,47 +92,25 @@ FACTS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass
 class Operation:
-    """Registry entry for an operation, with everything known about it.
+    """Registry entry for an operation, with everything known about it."""
 
-    Attributes
-    ----------
-    name : str
-        PyTorch's name, without overload and trailing underscore. For operations from other
-        libraries, the library's name precedes it, as in ``mylib::hat``.
-    kind : str
-        Kind of activation; empty if it is not one.
-    modules : tuple of type
-        Modules that only call this operation; their sites are named after the module.
-    gates : bool
-        True if its output may be a factor in a gate.
-    kinks : tuple of float or None
-        Its kinks, if it is piecewise affine and acts elementwise.
-    line : callable or None
-        Maps a call to its rule for points on a segment; see `nlbench.probes.lines.rules.rule`.
-    graph : callable or None
-        Maps a call to the nodes of its output; see `nlbench.probes.graph.rules`.
-    axes : callable or None
-        Maps a call to the position of each input axis in the output; see `axis_rules`.
-    acts, arranges, channels, combines, hides, reduces, takes, truth : str
-        Facts; see `FACTS`. Empty if the fact does not apply or is unknown.
-    refused : str
-        Reason why it can't be traced exactly; empty if it can.
-    bends : str
-        Description of where it bends; empty if it is affine.
-    caveats : dict of str to str
-        Unsupported cases, by aspect.
-    sources : dict of str to str
-        Module and function that registered each aspect.
-    """
-
+    # PyTorch's name, without overload and trailing underscore. For operations from other libraries,
+    # the library's name precedes it, as in mylib::hat.
     name: str
-    kind: str = ""
+    kind: str = ""  # kind of activation; empty if it is not one
+    # Modules that only call this operation; their sites are named after the module.
     modules: tuple[type[nn.Module], ...] = ()
-    gates: bool = False
+    gates: bool = False  # True if its output may be a factor in a gate
+    # Its kinks, if it is piecewise affine and acts elementwise.
     kinks: tuple[float, ...] | None = None
+    # Maps a call to its rule for points on a segment; see `nlbench.probes.lines.rules.rule`.
     line: Callable[..., Any] | None = None
+    # Maps a call to the nodes of its output; see `nlbench.probes.graph.rules`.
     graph: Callable[..., Any] | None = None
+    # Maps a call to the position of each input axis in the output; see `axis_rules`.
     axes: Callable[..., Any] | None = None
+    # acts, arranges, channels, combines, hides, reduces, takes, truth: facts, see `FACTS`; empty if
+    # the fact does not apply or is unknown.
     acts: str = ""
     arranges: str = ""
     channels: str = ""
@@ -141,9 +119,10 @@ class Operation:
     reduces: str = ""
     takes: str = ""
     truth: str = ""
-    refused: str = ""
-    bends: str = ""
-    caveats: dict[str, str] = field(default_factory=dict)
+    refused: str = ""  # reason why it can't be traced exactly; empty if it can
+    bends: str = ""  # description of where it bends; empty if it is affine
+    caveats: dict[str, str] = field(default_factory=dict)  # unsupported cases, by aspect
+    # Module and function that registered each aspect.
     sources: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -211,19 +190,9 @@ def register_aspect(
 ) -> Operation:
     """Register an aspect of an operation, unless it is already registered with equal values.
 
-    Parameters
-    ----------
-    aspect : str
-        ``kind``, ``line``, ``graph``, ``axes`` or one of `FACTS`.
-    source : str
-        Module and function, for messages.
-    **values
-        Attributes of `Operation` that define the aspect.
-
-    Raises
-    ------
-    nlbench.PluginError
-        If the aspect is registered with other values; the message names both sources.
+    The aspect is ``kind``, ``line``, ``graph``, ``axes`` or one of `FACTS`, and `values` are the
+    attributes of `Operation` that define it. Another registration raises PluginError, which names
+    both sources: the module and function of each.
     """
     with _LOCK:
         entry = entry_of(name)
@@ -280,19 +249,8 @@ def _rule(
 def line_rule(*names: str, bends: str = "", caveat: str = "") -> Callable[[RuleMaker], RuleMaker]:
     """Register a function as the rule for operations at points on a segment.
 
-    Parameters
-    ----------
-    *names : str
-        Names of operations; see `Operation`.
-    bends : str
-        Description of where they bend; empty if they are affine.
-    caveat : str
-        Unsupported cases.
-
-    Raises
-    ------
-    nlbench.PluginError
-        If one of them already has a rule; the message names both.
+    `bends` describes where they bend, if they do, and `caveat` the unsupported cases. Two rules for
+    one operation raise PluginError.
     """
     return _rule("line", names, caveat, bends=bends)
 
@@ -404,11 +362,6 @@ def load_operations(probe: str = "") -> None:
 
 def qualified_name(func: Any) -> str:
     """Return the name of an operation, with its library if that isn't PyTorch.
-
-    Parameters
-    ----------
-    func : callable
-        A PyTorch function, method, overload or property, or an autograd function.
 
     Examples
     --------

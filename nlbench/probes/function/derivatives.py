@@ -42,29 +42,11 @@ def directional_derivative(
     *,
     limit: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute a function's outputs and its derivative along one direction per sample.
+    """Compute f(x_i) and J(x_i) v_i, (n, k), for one direction v_i per sample.
 
     Forward-mode differentiation runs the function once. If an operation doesn't support it, the
-    vector-Jacobian product is differentiated with respect to the vector instead. If memory runs
-    out, the number of samples per call is halved.
-
-    Parameters
-    ----------
-    function : callable
-        Maps (n, ...) to (n, k), each sample independently.
-    inputs, directions : tensor of shape (n, ...)
-    limit : int, optional
-        Maximum number of samples per call; see `FunctionBatch`.
-
-    Returns
-    -------
-    outputs, derivatives : tensor of shape (n, k)
-        f(x_i) and J(x_i) v_i, detached.
-
-    Raises
-    ------
-    nlbench.Undefined
-        If neither way can differentiate an operation; the message names the operation.
+    vector-Jacobian product is differentiated with respect to the vector instead. At most `limit`
+    samples are run per call; if memory runs out, their number is halved.
 
     Examples
     --------
@@ -95,23 +77,11 @@ def check_derivative(
 ) -> None:
     """Raise if what PyTorch computes as the derivative is not the derivative of the function.
 
-    The derivative of a random combination of outputs along one random direction per sample is
-    compared with central differences of three step sizes. They are taken near the samples, not at
-    them, since samples often lie on kinks: ties of equal pixels, or values of exactly zero. A
+    The derivative of a random combination of float64 outputs along one random direction per sample
+    is compared with central differences of three step sizes. They are taken near the samples, not
+    at them, since samples often lie on kinks: ties of equal pixels, or values of exactly zero. A
     difference between the steps, due to curvature, kinks or rounding, raises the tolerance. A
     sample counts only if it fails at two points.
-
-    Parameters
-    ----------
-    function : callable
-        Maps float64 inputs (n, ...) to float64 outputs (n, k).
-    inputs : tensor of shape (n, ...), float64
-    mode : {"forward", "reverse"}
-        Mode of differentiation.
-
-    Raises
-    ------
-    nlbench.Undefined
 
     Examples
     --------

@@ -134,34 +134,14 @@ def observe_function(
     memory: int | None = None,
     feasible_sizes: FeasibleSizes | None = None,
 ) -> int:
-    """Pass a model, as a function, to a callback along with each batch of inputs.
+    """Pass a model, as a function, to a callback with each batch, and count the samples.
 
     The model runs in evaluation mode and is restored afterwards. Attention is computed step by
-    step, since fused implementations have no second derivatives.
+    step, since fused implementations have no second derivatives. If `memory` or `feasible_sizes` is
+    given, two samples are run first to estimate how many fit.
 
-    Parameters
-    ----------
-    batches : iterable of tensor
-        Inputs to the model, on its device.
-    on_observation : callable
-        Called with a `FunctionBatch` for each batch.
-    memory : int, optional
-        Memory limit for a derivative in bytes. Two samples are run first to estimate how many fit.
-    feasible_sizes : mutable mapping, optional
-        Batch sizes known to fit in memory; read and updated by this function. If it is given,
-        large batches on the CPU are split, too.
-
-    Returns
-    -------
-    int
-        Number of samples.
-
-    Raises
-    ------
-    nlbench.Undefined
-        If the inputs are not floating-point, so there is no derivative with respect to them, or if
-        the output for a sample changes from call to call or depends on the other samples in its
-        batch. Each batch is checked.
+    Each batch is checked: Undefined is raised if inputs are not floating-point, or if the output
+    for a sample changes from call to call or depends on the other samples in its batch.
 
     Examples
     --------

@@ -22,26 +22,9 @@ from .channel_graph import ChannelGraph, Units
 def unit_activity(
     model: nn.Module, graph: ChannelGraph, batches: Iterable[Tensor]
 ) -> dict[str, Tensor]:
-    """Compute the fraction of samples and positions at which each unit changes its input.
+    """Compute the fraction of samples and positions at which each unit changes its input, by site.
 
-    Parameters
-    ----------
-    graph : ChannelGraph
-        Graph of the same model, for the same input size.
-    batches : iterable of tensor
-        Samples on the model's device, at least one.
-
-    Returns
-    -------
-    dict of str to float64 tensor of shape (m,)
-        Keyed by site, with one entry per unit.
-
-    Raises
-    ------
-    nlbench.NotFinite
-        If an activation's output isn't finite.
-    nlbench.Undefined
-        If the calls of an activation differ from those on the example used for the graph.
+    The graph is that of the same model for the same input size.
 
     Examples
     --------

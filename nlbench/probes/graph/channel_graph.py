@@ -29,18 +29,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Merge:
-    """Nodes at which branches meet.
+    """Nodes at which branches meet."""
 
-    Parameters
-    ----------
-    sources : int64 tensor of shape (m, k)
-        Sets of nodes to merge, padded with -1.
-    copies : int
-        Number of new nodes per set: node ``first + i * copies + j`` is copy j for set i.
-    """
-
-    sources: Tensor
-    copies: int
+    sources: Tensor  # int64 (m, k): sets of nodes to merge, padded with -1
+    copies: int  # number of new nodes per set: node `first + i * copies + j` is copy j for set i
 
     @property
     def size(self) -> int:
@@ -124,27 +116,17 @@ class ChannelGraph:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Statistics over all paths.
+    """Statistics over all paths."""
 
-    Parameters
-    ----------
-    mean : float
-        Mean number of active units on a path.
-    log10_paths : float
-        Base-10 logarithm of the number of paths, which would overflow for deep networks.
-    """
-
-    mean: float
+    mean: float  # mean number of active units on a path
+    # Base-10 logarithm of the number of paths, which would overflow for deep networks.
     log10_paths: float
 
 
 def walked_length(graph: ChannelGraph, activity: Mapping[str, Tensor] | None = None) -> float:
     """Compute the expected number of active units on a random walk back from the output.
 
-    Parameters
-    ----------
-    activity : mapping of str to float64 tensor of shape (m,), optional
-        Activity of each unit by site, from 0 to 1; by default 1 for nonlinear units.
+    `activity` (m,), from 0 to 1, is by default 1 for nonlinear units.
     """
     length = torch.zeros(graph.nodes, dtype=torch.float64)
     end = 0
@@ -164,11 +146,6 @@ def counted_lengths(graph: ChannelGraph, activity: Mapping[str, Tensor] | None =
 
     The number of paths and the sum of their lengths are stored with a common power-of-two exponent
     at each node, so they are exact up to 53 bits and never overflow.
-
-    Parameters
-    ----------
-    activity : mapping of str to float64 tensor of shape (m,), optional
-        See `walked_length`.
     """
     paths = torch.ones(graph.nodes, dtype=torch.float64)
     total = torch.zeros(graph.nodes, dtype=torch.float64)
@@ -298,10 +275,7 @@ class Builder:
     def new_channels(self, nodes: Tensor, times: Tensor) -> Tensor:
         """Create new channels for repeated entries, as when a tensor is repeated.
 
-        Parameters
-        ----------
-        times : int64 tensor, broadcastable to `nodes`
-            Number of earlier occurrences of each entry; if 0, the entry keeps its channel.
+        An entry keeps its channel if `times`, its number of earlier occurrences, is 0.
         """
         small, times = _broadcast(compact(nodes), times)
         flat, before = small.reshape(-1), times.reshape(-1)
@@ -320,12 +294,8 @@ class Builder:
     ) -> Tensor:
         """Add a unit to each channel.
 
-        Parameters
-        ----------
-        active : float64 tensor of shape (s,), optional
-            1 for each nonlinear unit, 0 for each linear one; by default all are nonlinear.
-        index : int64 tensor, broadcastable to `nodes`, optional
-            Index into `active` for each entry's unit; by default 0.
+        `active` is 1 for each nonlinear unit and 0 for each linear one; by default all are
+        nonlinear. `index` is the position in `active` of each entry's unit, by default 0.
         """
         small = compact(nodes)
         active = torch.ones(1, dtype=torch.float64) if active is None else active

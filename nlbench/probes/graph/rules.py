@@ -31,19 +31,7 @@ class UnfollowableCall(Exception):
 
 
 class ChannelCall(FunctionCall):
-    """A call with the nodes and channel axes of its operands.
-
-    Parameters
-    ----------
-    site : str
-        Key of the call if it is an activation, else empty.
-    nodes_of : callable
-        Maps a tensor to its nodes, or to None for a constant.
-    channel_of : callable
-        Maps a tensor to its channel axis, or to None if it is unknown.
-    real : callable
-        Maps a placeholder on the meta device to its parameter.
-    """
+    """A call with the nodes and channel axes of its operands."""
 
     def __init__(
         self,

@@ -66,14 +66,9 @@ class DependentMemory(DispatchMode):
 
 
 class ChannelTracker(SiteNames):
-    """Follows the nodes of every tensor through one forward pass.
+    """Follows the nodes of every tensor through one forward pass, in which `memory` is active.
 
-    Parameters
-    ----------
-    real : mapping of int to tensor
-        Parameters, keyed by the id of their placeholder on the meta device.
-    memory : DependentMemory
-        Active during the same forward pass.
+    `real` holds the parameters by the id of their placeholder on the meta device.
     """
 
     def __init__(

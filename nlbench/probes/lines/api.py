@@ -182,15 +182,7 @@ def trace_segments(
 
 
 class _Tracer:
-    """Tracing of segments of a network, with a recording from an earlier call if there is one.
-
-    Parameters
-    ----------
-    points : tensor of shape (2, *input)
-        Ends of the first segment.
-    trace : callable
-        Traces a program along segments (n, 2, *input).
-    """
+    """Tracing of segments of a network, with a recording from an earlier call if there is one."""
 
     def __init__(
         self,

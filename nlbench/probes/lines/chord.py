@@ -10,19 +10,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ChordParts:
-    """Integrals of the distance between functions f and their chords g on a segment.
+    """Integrals of the distance between functions f and their chords g on a segment."""
 
-    Parameters
-    ----------
-    above, below : float64 tensor of shape (..., k)
-        Integrals of the positive and negative parts of f - g, both non-negative.
-    variation : float64 tensor of shape (..., k)
-        Total variation of f - g; for a piecewise-affine f, the sum of its absolute changes over
-        regions.
-    """
-
+    # above, below: float64 (..., k): integrals of the positive and negative parts of f - g, both
+    # non-negative
     above: Tensor
     below: Tensor
+    # float64 (..., k): total variation of f - g; for a piecewise-affine f, the sum of its absolute
+    # changes over regions.
     variation: Tensor
 
     @property

@@ -22,18 +22,13 @@ SIGNIFICANT_DIGITS = 5
 
 
 def drawing_of(observations: Sequence[TracedSegment]) -> dict[str, Any]:
-    """Return the data for plotting a path: plain values, and rows of numbers as text.
+    """Return the data for plotting a path or its first few segments, with rows of numbers as text.
 
     Keys are ``place``, ``method``, ``lengths`` of the segments, ``logits`` (those furthest from
     their chords), ``curves`` (one row per segment and logit, at evenly spaced points) and, for
     traces, ``sites``, ``breakpoints`` (one row per site, with the number in each of 160 equal parts
-    of the plotted path) and ``crossings``, their sum. If there are more than 24 sites,
-    neighbouring sites share a row.
-
-    Parameters
-    ----------
-    observations : sequence of TracedSegment
-        All segments of one path, or the first few.
+    of the plotted path) and ``crossings``, their sum. If there are more than 24 sites, neighbouring
+    sites share a row.
 
     Examples
     --------

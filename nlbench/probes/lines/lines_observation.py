@@ -90,13 +90,7 @@ def _remark(traces: Sequence[SegmentEstimate]) -> str:
 
 
 def paths_of(model: nn.Module, samples: Subject, options: ProbeOptions) -> Tensor:
-    """Return the paths selected by the options, (p, a, *input).
-
-    Raises
-    ------
-    nlbench.Undefined, nlbench.RequestError
-        If the inputs or the options don't allow any paths.
-    """
+    """Return the paths selected by the options, (p, a, *input)."""
     if not samples.inputs.is_floating_point():
         kind = str(samples.inputs.dtype).removeprefix("torch.")
         raise Undefined(f"the inputs are {kind}: there are no lines between them")

@@ -39,25 +39,11 @@ def _nearest(x: float) -> int:
 def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tensor:
     """Build a closed path from each image by translating it around a small circle.
 
-    The anchors are copies of the image shifted by `translations`, with edges replicated and without
-    interpolation between pixels. The first anchor is repeated at the end, so that segments
-    between consecutive anchors close the loop. Normalisation commutes with translation.
-
-    Parameters
-    ----------
-    images : tensor of shape (n, channels, height, width)
-    anchors : int
-        At least 2.
-    radius : float
-        In pixels, large enough that two anchors differ, and smaller than the sides of the images.
-
-    Returns
-    -------
-    tensor of shape (n, anchors + 1, channels, height, width)
-
-    Raises
-    ------
-    nlbench.RequestError
+    The anchors, at least two, are copies of the image shifted by `translations`, with edges
+    replicated and without interpolation between pixels. The first anchor is repeated at the end, so
+    that segments between consecutive anchors close the loop. Normalisation commutes with
+    translation. The radius is in pixels, large enough that two anchors differ, and smaller than the
+    sides of the images.
 
     References
     ----------
@@ -87,30 +73,12 @@ def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tenso
 
 
 def open_paths(images: Tensor, anchors: int = 8, radius: float = 4.0, seed: int = 0) -> Tensor:
-    """Build an open path from each image through weak augmentations of it.
+    """Build an open path (anchors + 1, *image) from each image through weak augmentations of it.
 
     The path starts at the image and visits `anchors` translated copies of it, with edges
     replicated. Each translation is drawn uniformly from the whole-pixel translations within the
-    radius, excluding the previous one. The path is not closed.
-
-    Parameters
-    ----------
-    images : tensor of shape (n, channels, height, width)
-    anchors : int
-        Number of copies, at least 2.
-    radius : float
-        In pixels, at least 1.
-    seed : int
-        Seed for the translations. The translations of an image depend on its index, but not on the
-        number of images after it.
-
-    Returns
-    -------
-    tensor of shape (n, anchors + 1, channels, height, width)
-
-    Raises
-    ------
-    nlbench.RequestError
+    radius, excluding the previous one. The path is not closed. The translations of an image depend
+    on its index, but not on the number of images after it.
 
     References
     ----------
@@ -153,26 +121,8 @@ def noise_paths(inputs: Tensor, number: int, anchors: int = 8, seed: int = 0) ->
     r"""Build closed paths through uniform noise with the data's mean and standard deviation.
 
     Each element of an anchor is uniformly distributed on :math:`\mu \pm \sqrt{3} \sigma`, where μ
-    and σ are the element's mean and standard deviation. The first anchor is repeated at the end.
-
-    Parameters
-    ----------
-    inputs : tensor of shape (n, *input)
-        At least two samples, of a floating-point dtype.
-    number : int
-        Number of paths.
-    anchors : int
-        Number of anchors per path, at least 2.
-    seed : int
-        Seed for the noise. A path does not depend on the number of paths after it.
-
-    Returns
-    -------
-    tensor of shape (number, anchors + 1, *input)
-
-    Raises
-    ------
-    nlbench.RequestError
+    and σ are the element's mean and standard deviation over at least two samples. The first anchor
+    is repeated at the end. A path does not depend on the number of paths after it.
 
     References
     ----------
@@ -231,19 +181,6 @@ def pair_paths(inputs: Tensor) -> Tensor:
 
     If the number of samples is odd, the last one is ignored.
 
-    Parameters
-    ----------
-    inputs : tensor of shape (n, *input)
-        At least two samples.
-
-    Returns
-    -------
-    tensor of shape (n // 2, 2, *input)
-
-    Raises
-    ------
-    nlbench.RequestError
-
     Examples
     --------
     >>> pair_paths(torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0]])).tolist()
@@ -265,29 +202,10 @@ def direction_paths(
 ) -> Tensor:
     """Build straight paths of equal length in several directions from each sample.
 
-    Parameters
-    ----------
-    inputs : tensor of shape (n, *input)
-    directions : int
-        Number of directions for each sample, at least 1.
-    radius : float
-        Euclidean length of each path, in the units of the network's inputs.
-    kind : {"random", "sign", "gradient"}
-        Directions uniform on the sphere; all elements changed by the same amount, with random
-        signs; or along the gradients of the largest outputs, in descending order of output.
-    seed : int
-        Seed for the first two kinds. The directions from a sample depend only on its index.
-    model : torch.nn.Module, optional
-        In eval mode; required for ``gradient``.
-
-    Returns
-    -------
-    tensor of shape (n * directions, 2, *input)
-
-    Raises
-    ------
-    nlbench.RequestError
-        For example if a gradient is zero, or there are fewer outputs than directions.
+    Random directions are uniform on the sphere, ``sign`` changes all elements by the same amount,
+    with random signs, and ``gradient`` goes along the gradients of the largest outputs of the
+    model, in descending order. The directions from a sample depend only on its index. The radius is
+    a Euclidean length in the units of the network's inputs.
 
     Examples
     --------

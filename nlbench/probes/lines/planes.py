@@ -33,26 +33,16 @@ class Plane:
     """A network evaluated at the pixels of a plane.
 
     The point at (u, v) is ``origin + u * across + v * up``.
-
-    Parameters
-    ----------
-    u, v : float64 tensor of shape (w,), (h,)
-        Coordinates of the pixels' centres.
-    points : float64 tensor of shape (m, 2)
-        Coordinates of the points that the plane passes through.
-    outputs : float32 tensor of shape (h, w, k)
-        The network's output at each pixel.
-    right : mapping of str to int64 tensor of shape (h, w - 1)
-        For each site, the number of units on a different piece at the pixel to the right.
-    up : mapping of str to int64 tensor of shape (h - 1, w)
-        For each site, the number of units on a different piece at the pixel above.
     """
 
+    # u, v: float64 (w,), (h,): coordinates of the pixels' centres
     u: Tensor
     v: Tensor
-    points: Tensor
-    outputs: Tensor
+    points: Tensor  # float64 (m, 2): coordinates of the points that the plane passes through
+    outputs: Tensor  # float32 (h, w, k): the network's output at each pixel
+    # int64 (h, w - 1) by site: number of units on a different piece at the pixel to the right.
     right: Mapping[str, Tensor]
+    # int64 (h - 1, w) by site: number of units on a different piece at the pixel above.
     up: Mapping[str, Tensor]
 
     @property

@@ -68,25 +68,15 @@ def trace_adaptively(
     memory: int | None = None,
     needs: PointMemory | None = None,
 ) -> Iterator[SegmentTrace]:
-    """Trace a recorded program along segments, as many at a time as fit.
+    """Trace a recorded program along segments (n, 2, *input), as many at a time as fit.
 
-    See `trace_segment`.
+    See `trace_segment`. The next search begins `sensitivity`, a fraction of the segment, past a
+    breakpoint.
 
     Each trace reports its ``sensitivity`` and, as ``shorter_than_sensitivity``, the number of
     boundaries that were crossed in the same step as another, so that the regions in between were
     missed. They are counted by extrapolating back from the next point. If the count is positive,
     some were missed. It is exact if a step skips one boundary and an estimate if it skips several.
-
-    Parameters
-    ----------
-    points : tensor of shape (n, 2, *input)
-        The segments' ends.
-    sensitivity : float
-        Distance past a breakpoint at which the next search begins, as a fraction of the segment.
-    memory : int, optional
-        Memory limit in bytes; by default half of the free memory.
-    needs : PointMemory, optional
-        Memory needed per point, if already measured.
 
     References
     ----------
@@ -144,18 +134,9 @@ def _look_ahead(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Find the next breakpoint on each segment from the values and rates at one of its points.
 
-    `since_last` (P,) is each point's distance from the last breakpoint.
-
-    Returns
-    -------
-    value, rate : float64 tensor of shape (P, k)
-        Outputs, and their rates of change with t.
-    ahead : tensor of shape (P,)
-        Displacement to the next breakpoint, infinite if there is none.
-    site : tensor of shape (P,)
-        Index of the site that causes the breakpoint.
-    passed : tensor of shape (P,)
-        Number of breakpoints between the last recorded one and the point.
+    `since_last` (P,) is each point's distance from the last breakpoint. Return the outputs and
+    their rates (P, k), the displacement to the next breakpoint (infinite if there is none), the
+    index of the site that causes it, and the number of breakpoints since the last recorded one.
     """
     weight = t.reshape(-1, *[1] * (starts.ndim - 1)).to(starts.dtype)
     x = starts + weight * slopes
@@ -353,13 +334,6 @@ def trace_by_sampling(
     The rounding errors that determine whether a unit's side of its kink is known are measured by
     perturbing the last digits of a few samples (see `walk_measured`). The other two methods
     estimate them, so a wrong estimate shows up as a difference from this method.
-
-    Parameters
-    ----------
-    resolution : int
-        Number of steps.
-    points, memory, needs
-        As in `trace_adaptively`.
     """
     needs = needs or measure_point_memory(program, points[0])
     _, size = share_out(needs, points.device, memory, BATCH_SAMPLES, needed=3)

@@ -45,33 +45,17 @@ _BLOCK_SIZE = 2**21
 
 
 class IntervalIntegrals(NamedTuple):
-    """Integrals of interpolants over their intervals.
+    """Integrals of interpolants over their intervals."""
 
-    Parameters
-    ----------
-    above, below : float64 array of shape (m, k)
-        Integrals over [-1, 1] of the positive and negative parts, both non-negative.
-    variation : float64 array of shape (m, k)
-        Total variation.
-    """
-
+    # above, below: float64 (m, k): integrals over [-1, 1] of the positive and negative parts, both
+    # non-negative
     above: Array
     below: Array
-    variation: Array
+    variation: Array  # float64 (m, k): total variation
 
 
 def coefficients(values: Array) -> Array:
-    """Interpolate values at the Chebyshev points.
-
-    Parameters
-    ----------
-    values : array of shape (m, 17, k)
-        Values at `NODES`.
-
-    Returns
-    -------
-    array of shape (17, m, k)
-        Coefficients of the Chebyshev polynomials, lowest degree first.
+    """Compute Chebyshev coefficients (17, m, k), lowest first, of values (m, 17, k) at `NODES`.
 
     Examples
     --------
@@ -102,11 +86,6 @@ def integrate_parts(c: Array) -> IntervalIntegrals:
 
     Each interval is divided at grid points, inflections and turning points. On each part the
     polynomial is monotone, so it changes sign at most once.
-
-    Parameters
-    ----------
-    c : array of shape (17, m, k)
-        See `coefficients`.
 
     Examples
     --------
@@ -145,14 +124,7 @@ def _interleave(points: Array, between: Array) -> Array:
 def _roots(c: Array, points: Array) -> Array:
     """Return each polynomial's zero between points where its sign changes, otherwise the midpoint.
 
-    Parameters
-    ----------
-    c : array of shape (d, m, k)
-    points : array of shape (p + 1, m, k)
-
-    Returns
-    -------
-    array of shape (p, m, k)
+    The polynomials are (d, m, k), the points (p + 1, m, k) and the zeros (p, m, k).
     """
     left, right = points[:-1], points[1:]
     roots = (left + right) / 2
@@ -196,26 +168,9 @@ def integrate_along(
     refused: str = "",
     memory: int | None = None,
 ) -> Iterator[SegmentEstimate]:
-    """Integrate a network's distance to its chord along segments.
+    """Integrate the distance to the chord along segments of a network, in float64, in eval mode.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        A copy is run in eval mode and float64, on the model's device.
-    starts, ends : tensor of shape (n, *input)
-    tolerance, evaluations
-        See `smooth_estimate`.
-    refused : str
-        Reason why there are no breakpoints, reported by the estimates.
-    memory : int, optional
-        Memory limit in bytes; by default half of the free memory.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the network can't be run on the inputs or returns no tensor.
-    nlbench.NotFinite
-        If an output is not finite.
+    `refused` is the reason why there are no breakpoints, which the estimates report.
 
     Examples
     --------
@@ -242,37 +197,16 @@ def integrate_along(
 
 @dataclass
 class BatchedNetwork:
-    """A network that is run in batches.
-
-    Parameters
-    ----------
-    network : torch.nn.Module
-    size : int
-        Batch size, halved each time memory runs out.
-    """
+    """A network that is run in batches."""
 
     network: nn.Module
-    size: int
+    size: int  # batch size, halved each time memory runs out
 
     @classmethod
     def of(cls, network: nn.Module, examples: Tensor, memory: int | None = None) -> BatchedNetwork:
         """Determine the batch size: 1 for a network that mixes the samples in a batch.
 
-        Parameters
-        ----------
-        network : torch.nn.Module
-            In eval mode.
-        examples : tensor of shape (m, *input)
-            At least two inputs, such as those that will be run together.
-        memory : int, optional
-            Memory limit in bytes; by default half of the free memory.
-
-        Raises
-        ------
-        nlbench.RequestError, nlbench.NotFinite
-            If the network can't be run on the examples, or a single one does not fit in memory.
-        nlbench.Undefined
-            If its output for one input changes from call to call.
+        There are at least two examples, such as those that will be run together.
 
         Examples
         --------
@@ -308,15 +242,7 @@ class BatchedNetwork:
             return False
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the outputs (m, k) for inputs (m, *input).
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the network can't be run.
-        nlbench.NotFinite
-            If an output is not finite.
-        """
+        """Return the outputs (m, k) for inputs (m, *input)."""
         result, self.size = halve_on_oom(
             lambda size: self._outputs(inputs, size), self.size, inputs.device
         )
@@ -359,31 +285,17 @@ def smooth_estimate(
     evaluations: int = DEFAULT_EVALUATIONS,
     refused: str = "",
 ) -> SegmentEstimate:
-    r"""Integrate the distance between a function on [0, 1] and its chord.
+    r"""Integrate the distance between a function on [0, 1], (m,) to (m, k), and its chord.
 
-    Intervals are halved until, for every logit j, the estimated error of
-    :math:`\int_0^1 |f_j - g_j| dt` is within the tolerance, relative to the integral, or
-    within 1e-12 of the logit's largest magnitude, where rounding dominates. The estimate adds up
-    the errors of the interpolants of degree 16: the magnitudes of the last coefficients or, if
-    larger, the distance to the function at check points between the nodes. There is one check point
-    in each interval and, once the error is within the tolerance, a random one in each 256th of
-    [0, 1], the same for all functions. Neighbouring check points are at most 1.5/256 apart, so
-    wider features are found. A feature of smaller width w that lies between nodes is missed with a
-    probability of at most 1 - 256 w.
-
-    Parameters
-    ----------
-    function : callable
-        Maps a float64 array of shape (m,) to (m, k).
-    length : float
-        Length of the segment, reported by the estimate.
-    tolerance : float
-        Between 0 and 1.
-    evaluations : int
-        Maximum number of evaluations, including those at check points. If it is not enough,
-        ``converged`` is False.
-    refused : str
-        See `integrate_along`.
+    Intervals are halved until, for every logit j, the estimated error of :math:`\int_0^1 |f_j -
+    g_j| dt` is within the tolerance, relative to the integral, or within 1e-12 of the logit's
+    largest magnitude, where rounding dominates. The estimate adds up the errors of the interpolants
+    of degree 16: the magnitudes of the last coefficients or, if larger, the distance to the
+    function at check points between the nodes. There is one check point in each interval and, once
+    the error is within the tolerance, a random one in each 256th of [0, 1], the same for all
+    functions. Neighbouring check points are at most 1.5/256 apart, so wider features are found. A
+    feature of smaller width w that lies between nodes is missed with a probability of at most 1 -
+    256 w. If `evaluations`, those at check points included, are not enough, ``converged`` is False.
 
     Examples
     --------

@@ -31,17 +31,9 @@ The error has a random direction, so the relative error of the length is about h
 class SegmentImage:
     """The images of one segment at all sites, computed on first access.
 
-    Parameters
-    ----------
-    network : callable
-        Returns the network in a given dtype.
-    ends : (start, end)
-    breakpoints : tensor of shape (n,), optional
-        Increasing, in [0, 1], both ends included. If None, lengths are extrapolated from grids.
-    may_use_float32 : bool
-        True to use float32 if it resolves the steps between the points.
-    memory : int, optional
-        Memory limit for a forward pass, in bytes.
+    `network` returns the network in a dtype: float32 if that is allowed and resolves the steps
+    between the points. Without breakpoints, which include both ends, lengths are extrapolated from
+    grids.
     """
 
     def __init__(
@@ -64,11 +56,6 @@ class SegmentImage:
         all the breakpoints of a piecewise-affine network. Without breakpoints, it is extrapolated
         from grids, which are refined until the extrapolated lengths change by at most 1 %, up to
         1,024 steps.
-
-        Raises
-        ------
-        nlbench.Undefined
-            If sites can't be observed; see `observe_sites`.
         """
         if self._breakpoints is not None:
             lengths = self._lengths_at(self._breakpoints, (1,))

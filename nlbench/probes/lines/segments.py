@@ -12,12 +12,7 @@ Segment = tuple[Tensor, Tensor]
 
 
 def check_ends(starts: Tensor, ends: Tensor) -> None:
-    """Validate the ends (n, *input) of segments.
-
-    Raises
-    ------
-    nlbench.RequestError, nlbench.NotFinite
-    """
+    """Validate the ends (n, *input) of segments."""
     if starts.shape != ends.shape:
         raise RequestError(
             f"a segment from shape {tuple(starts.shape[1:])} to {tuple(ends.shape[1:])}, "

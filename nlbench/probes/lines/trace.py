@@ -84,19 +84,9 @@ class SegmentTrace:
 def slope_changes(trace: SegmentTrace) -> int:
     """Count the breakpoints at which the slope of some output changes.
 
-    A unit that crosses its boundary where later layers ignore it (it is multiplied by 0,
-    or a later unit is off) creates a region without changing the function.
-
-    Returns
-    -------
-    int
-        Between 0 and ``trace.crossings``, and one less than the number of regions with different
-        slopes. See `bends`.
-
-    Raises
-    ------
-    nlbench.Undefined
-        See `bends`.
+    See `bends`. A unit that crosses its boundary where later layers ignore it (it is multiplied by
+    0, or a later unit is off) creates a region without changing the function. The count is one less
+    than the number of regions with different slopes.
 
     Examples
     --------
@@ -119,16 +109,9 @@ def bends(trace: SegmentTrace) -> tuple[Tensor, Tensor]:
     compared again, until no more can be dropped. A region too short for its slope to be determined
     therefore doesn't hide a change of slope across it.
 
-    Returns
-    -------
-    t : tensor of shape (m,), float64
-    values : tensor of shape (m, k), float64
-
-    Raises
-    ------
-    nlbench.Undefined
-        If the trace was sampled, so that its breakpoints are only near those of the network, or
-        computed in less than double precision, which can't resolve the slopes of short regions.
+    Raise Undefined if the trace was sampled, so that its breakpoints are only near those of the
+    network, or computed in less than double precision, which can't resolve the slopes of short
+    regions.
     """
     if trace.method == "sampling":
         raise Undefined("sampled breakpoints are only near those of the network: no slopes")

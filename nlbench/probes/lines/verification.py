@@ -47,27 +47,10 @@ def check_traces(
     *,
     batch_points: int = 64,
 ) -> None:
-    """Raise if a trace disagrees with the network.
+    """Raise if a trace disagrees with the network, or rounding errors are too large to tell.
 
-    Traces are checked together as far as memory allows. Where the network takes no batches, or a
-    difference is found, they are checked one by one.
-
-    Parameters
-    ----------
-    program : Program
-        Recorded from the network.
-    network : torch.nn.Module
-        In the dtype of the points.
-    points : tensor of shape (segments, 2, *input)
-        The segments' ends.
-    batch_points : int
-        Maximum number of points computed at a time, at least 4.
-
-    Raises
-    ------
-    nlbench.UnsupportedOperation
-        If the network's outputs differ, units change pieces at points other than breakpoints,
-        or rounding errors exceed a thousandth of a step's largest value.
+    Traces are checked together as far as memory allows, `batch_points` at a time, at least 4. Where
+    the network takes no batches, or a difference is found, they are checked one by one.
     """
     size = batch_points // POINTS_PER_CHECK
     for first in range(0, len(traces), max(1, size)):
@@ -83,20 +66,10 @@ def check_traces(
 
 
 class _Checks:
-    """Comparisons of S traces with the network.
+    """Comparisons of traces of one method with the network, which raise if a trace disagrees.
 
-    Each raises if a trace disagrees.
-
-    Parameters
-    ----------
-    points : tensor of shape (S, 2, *input)
-        The segments' ends.
-    traces : sequence of SegmentTrace
-        Found by the same method.
-    batch_points : int
-        Maximum number of points of a trace, with their copies, that are computed at a time.
-    is_alone : bool
-        True to run the network on one input at a time, and to measure the error of its output.
+    At most `batch_points` points of a trace, with their copies, are computed at a time. With
+    `is_alone` the network runs on one input at a time, and the error of its output is measured.
     """
 
     def __init__(

@@ -32,17 +32,10 @@ def legendre(t: Tensor, degree: int) -> Tensor:
 
 @dataclass(frozen=True)
 class PolynomialMap:
-    """A polynomial for each channel, applied at every position.
+    """A polynomial for each channel, applied at every position."""
 
-    Parameters
-    ----------
-    coefficients : tensor of shape (d, degree + 1), float64
-        Of Legendre polynomials on the channel's range.
-    middle, radius : tensor of shape (d,), float64
-        The range is from middle - radius to middle + radius.
-    """
-
-    coefficients: Tensor
+    coefficients: Tensor  # (d, degree + 1), float64: of Legendre polynomials on the channel's range
+    # middle, radius: (d,), float64: the range is from middle - radius to middle + radius
     middle: Tensor
     radius: Tensor
 
@@ -74,11 +67,6 @@ class PolynomialMap:
 class PolynomialFit:
     """Moments of a place's input and output, from which polynomials per channel are fitted.
 
-    Parameters
-    ----------
-    degree : int
-        Maximum degree.
-
     Examples
     --------
     >>> fit = PolynomialFit(2)
@@ -93,12 +81,7 @@ class PolynomialFit:
         self._range: tuple[Tensor, Tensor] | None = None
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """Add rows x and y of shape (n, d).
-
-        Raises
-        ------
-        nlbench.NotFinite
-        """
+        """Add rows x and y of shape (n, d)."""
         x = x.double()
         y = y.double()
         if not (torch.isfinite(x).all() and torch.isfinite(y).all()):
@@ -116,13 +99,7 @@ class PolynomialFit:
             self._cross += torch.einsum("nci,nc->ci", basis, target)
 
     def polynomial(self, degree: int) -> PolynomialMap:
-        """Return the best polynomials of a degree.
-
-        Raises
-        ------
-        nlbench.Undefined
-            If there are no rows.
-        """
+        """Return the best polynomials of a degree."""
         if self._range is None:
             raise Undefined("there are no samples to fit a map on")
         gram = self._gram[:, : degree + 1, : degree + 1]
@@ -170,17 +147,10 @@ def rows_of(tensor: Tensor, channel_axis: int) -> Tensor:
 
 @dataclass(frozen=True)
 class AffineMap:
-    """An affine map of the channels, applied at every position.
+    """An affine map of the channels, applied at every position."""
 
-    Parameters
-    ----------
-    weight : tensor of shape (d,) or (d, k)
-        One slope per channel, or a full matrix from d to k channels.
-    bias : tensor of shape (k,)
-    """
-
-    weight: Tensor
-    bias: Tensor
+    weight: Tensor  # (d,) or (d, k): one slope per channel, or a full matrix from d to k channels
+    bias: Tensor  # (k,)
 
     def __call__(self, x: Tensor, channel_axis: int = -1) -> Tensor:
         """Apply the map to a tensor of any layout, in the tensor's dtype.
@@ -200,12 +170,8 @@ class AffineMap:
 class AffineFit:
     """Moments of a place's input and output, from which affine maps are fitted.
 
-    Parameters
-    ----------
-    is_full : bool
-        True to keep the moments of all pairs of channels, which `full` requires.
-    degree : int
-        Maximum degree of `polynomial`; 1 to keep no moments of polynomials.
+    `is_full` keeps the moments of all pairs of channels, which `full` requires, and a degree above
+    1 those of polynomials.
 
     Notes
     -----
@@ -227,12 +193,7 @@ class AffineFit:
         self._shift: tuple[Tensor, Tensor] | None = None
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """Add rows x of shape (n, d) and y of shape (n, k).
-
-        Raises
-        ------
-        nlbench.NotFinite
-        """
+        """Add rows x of shape (n, d) and y of shape (n, k)."""
         self._eps = max(self._eps, torch.finfo(x.dtype).eps)
         if self._polynomials is not None and x.shape == y.shape:
             self._polynomials.add(x, y)
@@ -262,13 +223,7 @@ class AffineFit:
         return self._shift is not None and self._shift[0].shape == self._shift[1].shape
 
     def per_channel(self) -> AffineMap:
-        """Return the best slope and intercept of each channel; a constant channel has slope 0.
-
-        Raises
-        ------
-        nlbench.Undefined
-            If there are no rows, or if input and output have different numbers of channels.
-        """
+        """Return the best slope and intercept of each channel; a constant channel has slope 0."""
         (mean_x, mean_y), (centre_x, centre_y) = self._means()
         if not self.keeps_channels:
             raise Undefined(
@@ -284,13 +239,7 @@ class AffineFit:
         return AffineMap(slope, mean_y - slope * mean_x)
 
     def polynomial(self, degree: int) -> PolynomialMap:
-        """Return the best polynomial of each channel.
-
-        Raises
-        ------
-        nlbench.Undefined
-            If there are no rows, or the degree is above the maximum.
-        """
+        """Return the best polynomial of each channel."""
         if self._polynomials is None or degree > self._polynomials.degree:
             raise Undefined(f"there are no moments of polynomials of degree {degree}")
         return self._polynomials.polynomial(degree)

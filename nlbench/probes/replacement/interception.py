@@ -30,42 +30,22 @@ from nlbench.probes.sites.sites_probe import Selection
 
 @dataclass(frozen=True)
 class ReplaceableCall:
-    """A call whose output can be replaced by a function of its input.
+    """A call whose output can be replaced by a function of its input."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the site or path of the module.
-    channel_axis : int
-        Channel axis of the input and output, in their own layout.
-    shape : tuple of int
-        Shape of one sample's input, without the batch axis.
-    last : CallId, optional
-        Call that returns the output of a span of several calls.
-    batch_axis : int or None
-        Batch axis of the input and output, in their own layout; None if all samples share them.
-    row_order : {"", "contiguous", "interleaved"}
-        Order of the rows where the batch axis also holds positions.
-    """
-
-    name: str
+    name: str  # name of the site or path of the module
     kind: str
     call: CallId
-    channel_axis: int
+    channel_axis: int  # channel axis of the input and output, in their own layout
     channels: int
-    shape: tuple[int, ...]
-    last: CallId | None = None
+    shape: tuple[int, ...]  # shape of one sample's input, without the batch axis
+    last: CallId | None = None  # call that returns the output of a span of several calls
+    # Batch axis of the input and output, in their own layout; None if all samples share them.
     batch_axis: int | None = 0
+    # contiguous or interleaved: order of the rows where the batch axis also holds positions.
     row_order: str = ""
 
     def by_sample(self, tensor: Tensor, samples: int) -> tuple[Tensor, int]:
-        """Return a tensor (n, ...) of the samples, where they are known, and its channel axis.
-
-        Raises
-        ------
-        nlbench.Undefined
-            If the tensor doesn't hold all samples of the batch.
-        """
+        """Return a tensor (n, ...) of the samples, where they are known, and its channel axis."""
         batch = self.batch_axis
         channel = self.channel_axis
         if batch is None:
@@ -110,13 +90,7 @@ class CallInterception(ModuleStack):
     """
 
     def run(self, inputs: Tensor, around: Around) -> Any:
-        """Run the model, and return its output.
-
-        Parameters
-        ----------
-        inputs : tensor
-            Modified if the first layer works in place.
-        """
+        """Run the model on inputs that it may modify in place, and return its output."""
         self.restart()
         self._around = around
         with self.hooked(), self:
@@ -176,29 +150,9 @@ def find_calls(
 ) -> list[ReplaceableCall]:
     """Find the calls in a network that can be replaced, named as in the probe `sites`.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Restored afterwards.
-    example : tensor
-        A batch of inputs on the model's device.
-    of : str
-        What to replace, as in ``sites.of``; see `nlbench.probes.sites.modules.find_places`. MLPs
-        whose layers are several children of a block are skipped.
-    select : str
-        See `nlbench.probes.sites.sites_probe.Selection.parse`.
-    on_unseen, on_undefined : callable
-        See `nlbench.probes.sites.sites_observation.observe_sites`.
-
-    Returns
-    -------
-    list of ReplaceableCall
-        In call order.
-
-    Raises
-    ------
-    nlbench.RequestError, nlbench.Undefined
-        See `nlbench.probes.sites.sites_observation.observe_sites`.
+    The example is a batch of inputs on the model's device. `of`, `select`, `on_unseen` and
+    `on_undefined` are as in `nlbench.probes.sites.sites_observation.observe_sites`. MLPs whose
+    layers are several children of a block are skipped.
 
     Examples
     --------

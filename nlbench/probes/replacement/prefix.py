@@ -76,20 +76,7 @@ class _ModuleCall:
 class SharedPrefix:
     """Forward passes with one call replaced, which share the outputs of earlier calls.
 
-    Parameters
-    ----------
-    example : tensor
-        A few inputs, for the forward pass that determines what can be cached.
-
-    Attributes
-    ----------
-    is_cached : bool
-        False if every pass runs the whole network, because it generates random numbers or a pass
-        with cached outputs differs from one without.
-    bytes_per_sample : int
-        Size of the cached outputs for one sample.
-    output_bytes : int
-        Size of the network's output for one sample.
+    A pass with a few inputs determines what can be cached.
     """
 
     def __init__(
@@ -105,14 +92,18 @@ class SharedPrefix:
         with preserve_rng_state(example.device):
             running: list[CallId] = []
             output = self._interception.run(example.clone(), self._structure(replaceable, running))
+            # False if every pass runs the whole network, because it generates random numbers or a
+            # pass with cached outputs differs from one without.
             self.is_cached = rng_state(example.device) == before
         for call in self._calls.values():
             call.is_changed_later = any(_version(t) != version for t, version in call.versions)
             call.versions.clear()
         self._needed = self._needed_calls()
         total = sum(self._calls[call].bytes for call in self._needed)
+        # Size of the cached outputs for one sample.
         self.bytes_per_sample = max(1, total // max(1, len(example)))
         size = sum(tensor.nbytes for tensor in tensors_in((output,)))
+        # Size of the network's output for one sample.
         self.output_bytes = max(1, size // max(1, len(example)))
         self._outputs: dict[CallId, Any] = {}
         self._inputs = example

@@ -102,10 +102,7 @@ class PlacedPolynomial:
 class _RangeCounter:
     """A polynomial that records which fraction of its last input is outside its range.
 
-    Parameters
-    ----------
-    tokens : tensor of shape (n, t) or None
-        False at padding, which doesn't count.
+    `tokens` (n, t) is False at padding, which doesn't count.
     """
 
     def __init__(
@@ -385,17 +382,8 @@ def fit_places(
 ) -> dict[str, AffineFit]:
     """Accumulate the moments of places over all positions except padding.
 
-    Parameters
-    ----------
-    full_channels : int or None
-        Maximum number of channels of a place for fitting a full map; None for no limit.
-    degree : int
-        Maximum degree of the polynomials per channel.
-
-    Raises
-    ------
-    nlbench.Undefined
-        If a batch doesn't call every place.
+    A full map is fitted to places of at most `full_channels` channels, None for all, and
+    polynomials per channel up to a degree. Raise Undefined if a batch doesn't call every place.
     """
     starting: dict[CallId, list[ReplaceableCall]] = defaultdict(list)
     ending: dict[CallId, list[ReplaceableCall]] = defaultdict(list)

@@ -35,11 +35,6 @@ UNFITTED = {
 def parse_maps(text: str, of: str = "activations") -> tuple[str, ...]:
     """Parse comma-separated names of maps; ``auto`` means the default, which depends on `of`.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If a name is unknown, or if there are no names.
-
     Examples
     --------
     >>> parse_maps("channel, mean")

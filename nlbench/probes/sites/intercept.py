@@ -42,29 +42,18 @@ GATED_UNITS = ("gelu", "relu", "silu")
 
 @dataclass(frozen=True)
 class CapturePolicy:
-    """Options for selecting calls and reducing their tensors.
+    """Options for selecting calls and reducing their tensors."""
 
-    Parameters
-    ----------
-    reduction : {"spatial", "flatten", "published"}
-    functions : mapping of str to callable
-        Functions that map the unreduced tensor to one number per sample.
-    attention : bool
-        Include softmaxes.
-    selects : callable
-        Returns True if a call with the given name and kind may be selected; the kind is None
-        while it is unknown.
-    positions : PositionSelector
-        Selects the positions to include, each of which is a row if rows are tokens.
-    folded : FoldedRows, optional
-        Separates samples from positions that share the first axis; if None, they are all rows.
-    """
-
-    reduction: str = "spatial"
+    reduction: str = "spatial"  # spatial, flatten or published
+    # Functions that map the unreduced tensor to one number per sample.
     functions: Mapping[str, UnreducedFunction] = field(default_factory=dict)
-    attention: bool = False
+    attention: bool = False  # include softmaxes
+    # Returns True if a call with the given name and kind may be selected; the kind is None while it
+    # is unknown.
     selects: Callable[[str, str | None], bool] = lambda name, kind: True
+    # Selects the positions to include, each of which is a row if rows are tokens.
     positions: PositionSelector = field(default_factory=lambda: PositionSelector(RowPolicy()))
+    # Separates samples from positions that share the first axis; if None, they are all rows.
     folded: FoldedRows | None = None
 
     def capture(self, tensor: Tensor, axis: int, place: str) -> Side:
@@ -94,52 +83,23 @@ class CapturePolicy:
 
 @dataclass
 class SiteCall:
-    """One call at a site.
+    """One call at a site."""
 
-    Parameters
-    ----------
-    label : str
-        Name of the place while the call runs.
-    x : Side or None
-        Input of the call; None if the call is not selected, or can't be measured.
-    batch : int or None
-        Batch axis of the input; None if it is computed from constants only.
-    axis : int
-        Channel axis after the batch axis is moved to 0.
-    shape : tuple of int
-        Shape of one sample.
-    assumed : bool
-        True if the channel axis is a guess.
-    sampled : bool
-        True if the tensor may depend on the model's input.
-    problem : str
-        Reason why the call can't be measured; empty if it can.
-    any_rows : bool
-        True if the rows are known, but not the sample of each.
-    y : Side or None
-        Output of the call, like the input; None until the call has returned.
-    site : SiteName
-        Known at the end of a handwritten activation.
-    call : CallId, optional
-        Position of an activation call in the forward pass.
-    role : {"activation", "gate", "attention", "softcap", "block", "mlp", "span", "module"}
-    trackers : list of GateTracker or RoleTracker
-        Trackers that determine the role if it depends on how the output is used.
-    """
-
-    label: str
-    x: Side | None
-    batch: int | None
-    axis: int
-    shape: tuple[int, ...]
-    assumed: bool
-    sampled: bool = True
-    problem: str = ""
-    any_rows: bool = False
-    y: Side | None = None
+    label: str  # name of the place while the call runs
+    x: Side | None  # input of the call; None if the call is not selected, or can't be measured
+    batch: int | None  # batch axis of the input; None if it is computed from constants only
+    axis: int  # channel axis after the batch axis is moved to 0
+    shape: tuple[int, ...]  # shape of one sample
+    assumed: bool  # True if the channel axis is a guess
+    sampled: bool = True  # True if the tensor may depend on the model's input
+    problem: str = ""  # reason why the call can't be measured; empty if it can
+    any_rows: bool = False  # True if the rows are known, but not the sample of each
+    y: Side | None = None  # output of the call, like the input; None until the call has returned
+    # Known at the end of a handwritten activation.
     site: SiteName = field(default_factory=lambda: SiteName("", "", ""))
-    call: CallId | None = None
-    role: str = "activation"
+    call: CallId | None = None  # position of an activation call in the forward pass
+    role: str = "activation"  # activation, gate, attention, softcap, block, mlp, span, module
+    # Trackers that determine the role if it depends on how the output is used.
     trackers: list[GateTracker | RoleTracker] = field(default_factory=list)
 
     @property
@@ -161,12 +121,8 @@ class SiteCall:
 class CallInterceptor(SiteNames):
     """Function mode that intercepts the activation calls of forward passes.
 
-    Parameters
-    ----------
-    on_call : callable
-        Called with each activation call, in order, once its role is final.
-    on_unseen : callable
-        Called with a description of each activation that can't be intercepted, in each pass.
+    `on_call` is called with each, in order, once its role is final, and `on_unseen` in each pass
+    with a description of each activation that can't be intercepted.
     """
 
     def __init__(
@@ -383,15 +339,7 @@ class CallInterceptor(SiteNames):
 
 
 class ModuleInterceptor(ModuleStack):
-    """Intercepts the module calls at a model's places.
-
-    Parameters
-    ----------
-    of : str
-        See `find_places`.
-    on_call : callable
-        Called with each call as soon as its output is known.
-    """
+    """Intercepts the module calls at a model's places, as soon as the output of each is known."""
 
     def __init__(
         self, model: nn.Module, of: str, policy: CapturePolicy, on_call: Callable[[SiteCall], None]

@@ -50,25 +50,15 @@ _Rows = dict[str, tuple[Tensor, Tensor]]
 
 
 class Float64Comparison(NamedTuple):
-    """Where a float32 model differs from its float64 copy.
+    """Where a float32 model differs from its float64 copy."""
 
-    Parameters
-    ----------
-    copy : torch.nn.Module or None
-        Float64 copy, to measure in place of the model; None if float32 is sufficient. Networks of
-        other types, and float32 networks in TF32 or under autocast, are measured as they are.
-    sites : list of str
-        Names of the sites where float32 is not sufficient.
-    problem : str
-        Reason why a float32 model can't be compared.
-    output : object
-        The model's output for the first samples in float32; None if it was not run on all of them
-        at once.
-    """
-
+    # Float64 copy, to measure in place of the model; None if float32 is sufficient. Networks of
+    # other types, and float32 networks in TF32 or under autocast, are measured as they are.
     copy: nn.Module | None = None
-    sites: Sequence[str] = ()
-    problem: str = ""
+    sites: Sequence[str] = ()  # names of the sites where float32 is not sufficient
+    problem: str = ""  # reason why a float32 model can't be compared
+    # The model's output for the first samples in float32; None if it was not run on all of them at
+    # once.
     output: object = None
 
 
@@ -77,12 +67,7 @@ def compare_with_float64(
 ) -> Float64Comparison:
     """Test whether float32 is precise enough at every site of a model.
 
-    Parameters
-    ----------
-    first_samples : tensor of shape (k, ...)
-        At most `COMPARED_SAMPLES`. The first two also run in float64; no copy is made for fewer.
-    options : mapping
-        Keyword arguments for `observe_sites`.
+    The first two of at most `COMPARED_SAMPLES` also run in float64; no copy is made for fewer.
     """
     device = first_samples.device
     if len(first_samples) < 2 or not _computes_in_float32(model, first_samples):
@@ -147,19 +132,13 @@ def _float32_rows(
 
 
 class _SplitRows:
-    """The rows of a batch's first two samples, and those of its other samples.
-
-    Attributes
-    ----------
-    is_complete : bool
-        False if there are rows whose sample is unknown.
-    """
+    """The rows of a batch's first two samples, and those of its other samples."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
         self.first: _Rows = {}
         self.others: _Rows = {}
-        self.is_complete = True
+        self.is_complete = True  # False if there are rows whose sample is unknown
 
     def add(self, observation: SiteBatch) -> None:
         """Add the rows of one place."""
@@ -192,12 +171,7 @@ def _rows_at_sites(model: nn.Module, samples: Tensor, options: Mapping[str, Any]
 def unresolved_sites(rows: _Rows, exact: _Rows, others: _Rows) -> list[str]:
     """Return the names of sites where rows in float32 differ too much from those in float64.
 
-    Parameters
-    ----------
-    rows, exact : mapping of str to pair of tensors of shape (k, d)
-        Input and output in float32 and in float64.
-    others : mapping of str to pair of tensors of shape (m, d)
-        Input and output for other samples in float32, since two samples may be close by chance.
+    The rows of other samples in float32 count as well, since two samples may be close by chance.
 
     Examples
     --------

@@ -40,20 +40,11 @@ MAX_WRAPPERS = 3
 
 @dataclass(frozen=True)
 class Axes:
-    """Axes of a tensor.
-
-    Parameters
-    ----------
-    batch : int
-    channel : int
-        Channel axis after the batch axis is moved to 0.
-    assumed : bool
-        True if no operation determines the channel axis.
-    """
+    """Axes of a tensor."""
 
     batch: int
-    channel: int
-    assumed: bool = False
+    channel: int  # channel axis after the batch axis is moved to 0
+    assumed: bool = False  # True if no operation determines the channel axis
 
     def rows(self, tensor: Tensor) -> Tensor:
         """Reshape a tensor to (n, positions, channels)."""
@@ -63,41 +54,23 @@ class Axes:
 
 @dataclass(frozen=True, eq=False)
 class ModulePlace:
-    """A call of a module, or of consecutive modules, in one forward pass.
+    """A call of a module, or of consecutive modules, in one forward pass."""
 
-    Parameters
-    ----------
-    name : str
-        Path of the module, ``h.0.mlp``; its second call is ``h.0.mlp:1``. An MLP whose layers are
-        several children of its block is named after the first and the last: ``0.linear1..linear2``.
-        So is a span of blocks: ``layers.2..5``.
-    kind : {"block", "mlp", "attention", "span", "module"}
-    module : torch.nn.Module
-        The module that receives the input.
-    last : torch.nn.Module
-        The module that returns the output, usually the same module.
-    call : int
-        Index of the call of each of the two modules in a forward pass, from 0.
-    argument : int or str
-        Position or keyword of the input among the arguments of `module`.
-    result : int, str or None
-        Position or key of the output in the return value of `last`; None if it is the whole value.
-    before, after : Axes
-        Axes of the input and the output.
-    shape : tuple of int
-        Shape of one input sample.
-    """
-
+    # Path of the module, h.0.mlp; its second call is h.0.mlp:1. An MLP whose layers are several
+    # children of its block is named after the first and the last: 0.linear1..linear2. So is a span
+    # of blocks: layers.2..5.
     name: str
-    kind: str
-    module: nn.Module
-    last: nn.Module
-    call: int
-    argument: int | str
+    kind: str  # block, mlp, attention, span or module
+    module: nn.Module  # the module that receives the input
+    last: nn.Module  # the module that returns the output, usually the same module
+    call: int  # index of the call of each of the two modules in a forward pass, from 0
+    argument: int | str  # position or keyword of the input among the arguments of `module`
+    # Position or key of the output in the return value of `last`; None if it is the whole value.
     result: int | str | None
+    # before, after: axes of the input and the output
     before: Axes
     after: Axes
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # shape of one input sample
 
     def input_of(self, call: ModuleCall) -> Tensor:
         """Return the input from the arguments of a call of `module`."""
@@ -127,21 +100,10 @@ class ModulePlace:
 def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[ModulePlace]:
     """Find the places in a model, in call order.
 
-    Parameters
-    ----------
-    example : tensor of shape (n, ...)
-        Inputs for the model; two samples are enough.
-    of : str
-        Comma-separated kinds of places: ``blocks``, ``mlp``, ``attention``, ``spans:L`` or
-        ``spans:A..B`` for L, or A to B, consecutive blocks of a list, or ``modules:GLOB``, where
-        the glob matches module paths.
-
-    Raises
-    ------
-    nlbench.Undefined
-        If the model has no places of these kinds.
-    nlbench.RequestError
-        If `of` is invalid, a glob matches no module, or the model can't be observed.
+    Comma-separated kinds of places are ``blocks``, ``mlp``, ``attention``, ``spans:L`` or
+    ``spans:A..B`` for L, or A to B, consecutive blocks of a list, and ``modules:GLOB``, where the
+    glob matches module paths. Two samples are enough as an example. Raise Undefined if there are no
+    such places.
 
     Examples
     --------

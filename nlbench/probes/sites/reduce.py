@@ -27,27 +27,12 @@ def _reduced_axes(tensor: Tensor, axis: int, reduction: str) -> tuple[int, ...]:
 
 
 def reduce_site(tensor: Tensor, axis: int, reduction: str = "spatial") -> Tensor:
-    """Reduce an activation's input or output to (n, d).
+    """Reduce an activation's input or output to (n, d) in at least single precision.
 
-    Parameters
-    ----------
-    tensor : tensor of shape (n, ...)
-    axis : int
-        Channel axis, used by ``spatial``.
-    reduction : {"spatial", "flatten", "published"}
-        ``spatial``: mean over all positions or tokens. ``flatten``: flatten all axes except the
-        batch axis. ``published``: mean over the last two axes of a 4-D tensor or the last axis of
-        a 3-D tensor, regardless of their meaning, as in the affinity paper's code.
-
-    Returns
-    -------
-    tensor of shape (n, d)
-        In at least single precision. Never a view, which an in-place activation would modify.
-
-    Raises
-    ------
-    nlbench.Undefined
-        If the tensor has no batch axis.
+    ``spatial``: mean over all positions or tokens, all axes but the channel axis. ``flatten``:
+    flatten all axes except the batch axis. ``published``: mean over the last two axes of a 4-D
+    tensor or the last axis of a 3-D tensor, regardless of their meaning, as in the affinity paper's
+    code. The result is never a view, which an in-place activation would modify.
 
     Examples
     --------
@@ -77,26 +62,15 @@ _CPU_CHUNK_BYTES, _GPU_CHUNK_BYTES = 2**22, 2**28
 
 @dataclass(frozen=True)
 class Side:
-    """The input or the output of one activation call, reduced.
+    """The input or the output of one activation call, reduced."""
 
-    Parameters
-    ----------
-    reduced : tensor of shape (n, d)
-    function_results : mapping of str to tensor of shape (n,) or Exception
-        Result of each function on the unreduced tensor, or its error.
-    owners : tensor of shape (rows,), optional
-        Sample index for each row, if rows are tokens.
-    rounding : float
-        Relative error of the entries if the activation's type is narrower than float32, else 0.
-    problem : str
-        Reason why the rows can't be measured; empty if they can.
-    """
-
-    reduced: Tensor
+    reduced: Tensor  # (n, d)
+    # (n,) by name: result of each function on the unreduced tensor, or its error.
     function_results: Mapping[str, Tensor | Exception]
-    owners: Tensor | None = None
+    owners: Tensor | None = None  # (rows,): sample index for each row, if rows are tokens
+    # Relative error of the entries if the activation's type is narrower than float32, else 0.
     rounding: float = 0.0
-    problem: str = ""
+    problem: str = ""  # reason why the rows can't be measured; empty if they can
 
 
 def capture(
@@ -108,13 +82,7 @@ def capture(
 ) -> Side:
     """Reduce an activation's tensor, and apply functions to the unreduced tensor.
 
-    Parameters
-    ----------
-    tensor : tensor of shape (n, ...)
-    functions : mapping of str to callable
-        Functions that map the tensor, or some of its samples, to one number per sample.
-    positions : PositionSelector, optional
-        Selects the positions to include, by default all.
+    Each function maps the tensor, or some of its samples, to one number per sample.
 
     Examples
     --------

@@ -111,15 +111,7 @@ class GateRoles:
 
 
 class RoleTracker(_LiveCopies):
-    """Tracks the output of a call on logits.
-
-    Parameters
-    ----------
-    is_product : bool
-        True if the call's input is computed from a product of two tensors.
-    divisor : float or None
-        Number by which the input of a tanh has been divided.
-    """
+    """Tracks the output of a call on logits."""
 
     def __init__(self, output: Tensor, is_product: bool, divisor: float | None) -> None:
         super().__init__(output)
@@ -205,13 +197,7 @@ PlacedOperation = tuple[str, str]
 
 
 class UnseenActivations:
-    """Detects nonlinear operations outside sites in one forward pass.
-
-    Attributes
-    ----------
-    operations : dict of (place, operation)
-        The operations, in call order.
-    """
+    """Detects nonlinear operations outside sites in one forward pass."""
 
     def __init__(self) -> None:
         # Maps each tensor to the tensor from which it was computed elementwise.
@@ -220,7 +206,7 @@ class UnseenActivations:
         self._constants: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
         # Results of nonlinear operations that have not been used yet.
         self._unused: MutableMapping[Tensor, PlacedOperation] = WeakTensorKeyDictionary()
-        self.operations: dict[PlacedOperation, None] = {}
+        self.operations: dict[PlacedOperation, None] = {}  # the operations, in call order
 
     def follow(
         self,
@@ -290,14 +276,7 @@ class UnseenActivations:
     def forget(self, since: int, place: str, output: object) -> None:
         """Drop the operations inside a handwritten activation, which is a site.
 
-        Parameters
-        ----------
-        since : int
-            Number of operations before the activation.
-        place : str
-            Path of the module. Earlier operations whose results the activation uses are kept.
-        output : tensor
-            Output of the activation.
+        Those before it, the first `since`, are kept if the activation uses their results.
         """
         for origin in list(self.operations)[since:]:
             if origin[0] == place:

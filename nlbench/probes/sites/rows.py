@@ -51,36 +51,18 @@ _TWO_SEQUENCES = (
 
 @dataclass(frozen=True)
 class SelectedPositions:
-    """The selected positions of a tensor with n samples of p positions.
+    """The selected positions of a tensor with n samples of p positions."""
 
-    Parameters
-    ----------
-    valid : tensor of shape (n, p), bool, or None
-        True at selected positions; None if all are selected.
-    owners : tensor of shape (rows,) or None
-        Sample index for each row; None if each row is the mean over a sample.
-    index : tensor of shape (rows,) or None
-        Index of each row among all n · p positions; None if every position is a row.
-    """
-
+    # bool (n, p): True at selected positions; None if all are selected.
     valid: Tensor | None = None
+    # (rows,): sample index for each row; None if each row is the mean over a sample.
     owners: Tensor | None = None
+    # (rows,): index of each row among all n · p positions; None if every position is a row.
     index: Tensor | None = None
 
 
 class PositionSelector:
-    """Selects positions in the tensors of a forward pass.
-
-    Attributes
-    ----------
-    first : int
-        Index, among all samples, of the first sample in the current forward pass. It makes the
-        drawn positions independent of the split into batches.
-    samples : int
-        Number of samples in the current forward pass.
-    outermost : tensor of shape (n, t) or None
-        The first padding mask in the current forward pass, that of the outermost module with one.
-    """
+    """Selects positions in the tensors of a forward pass."""
 
     def __init__(self, policy: RowPolicy) -> None:
         self.policy = policy
@@ -159,14 +141,7 @@ class PositionSelector:
         return None
 
     def select(self, tensor: Tensor, axis: int) -> SelectedPositions | None:
-        """Select positions of a tensor; return None if rows are means over all positions.
-
-        Parameters
-        ----------
-        tensor : tensor of shape (n, ...)
-        axis : int
-            Channel axis.
-        """
+        """Select positions of a tensor; return None if rows are means over all positions."""
         sizes = [size for index, size in enumerate(tensor.shape) if index not in (0, axis)]
         n, positions = (len(tensor), math.prod(sizes)) if tensor.ndim else (1, 1)
         valid = self._valid(n, sizes, tensor.device)
@@ -232,17 +207,11 @@ class FoldedRows:
 
     The order of the rows is found by a probe: a pair of samples is run three times, as it is and
     with one of the two changed.
-
-    Attributes
-    ----------
-    samples : int
-        Number of samples in the current forward pass.
-    recorded : dict or None
-        During the probe, the folded tensors of each place as matrices.
     """
 
     def __init__(self) -> None:
-        self.samples = 0
+        self.samples = 0  # number of samples in the current forward pass
+        # During the probe, the folded tensors of each place as matrices.
         self.recorded: dict[str, list[Tensor]] | None = None
         # For each folded place, the number of rows per sample and their order.
         self._orders: dict[str, tuple[int, str]] = {}
@@ -310,12 +279,8 @@ def unfold_rows(tensor: Tensor, samples: int, order: str) -> Tensor:
 def _allowed(value: Tensor, name: str) -> Tensor:
     """Return True where a mask lets one attend to a position, or to the second one of a pair.
 
-    Masks that are added to attention scores may contain biases, if they are of pairs.
-
-    Raises
-    ------
-    nlbench.Undefined
-        If the mask has another form.
+    Masks that are added to attention scores may contain biases, if they are of pairs. Raise
+    Undefined for other forms.
 
     Examples
     --------

@@ -44,17 +44,7 @@ class Pair(Protocol):
 class SharedBatch:
     """A batch of one site, with the results that the measures of one package share.
 
-    Parameters
-    ----------
-    batch : SiteBatch
-        Its x and y are copied on first access.
-    clock : callable, optional
-        Timer in seconds; by default `time.perf_counter`.
-
-    Attributes
-    ----------
-    lent : float
-        Seconds saved so far: the cost of every result that was requested again.
+    Its x and y are copied on first access.
     """
 
     def __init__(self, batch: SiteBatch, clock: Callable[[], float] | None = None) -> None:
@@ -64,7 +54,7 @@ class SharedBatch:
         self.sources = batch.sources
         # The result or error of each function, and the seconds it would take on its own.
         self._results: dict[Callable[[Pair], Any], tuple[Any, float]] = {}
-        self.lent = 0.0
+        self.lent = 0.0  # seconds saved so far: the cost of every result that was requested again
 
     @cached_property
     def x(self) -> Tensor:

@@ -44,12 +44,9 @@ CallIdentity = tuple[str, str, Hashable]
 class Microbatches:
     """The microbatches of one batch, joined site by site.
 
-    Parameters
-    ----------
-    on_call : callable
-        Called for each call with the call, its index, its input and its output on the whole
-        batch: immediately if the batch is not split, otherwise during the last microbatch. If a
-        batch is restarted because memory ran out, no call is reported twice.
+    `on_call` is called with each call, its index, its input and its output on the whole batch:
+    immediately if the batch is not split, otherwise during the last microbatch. If a batch is
+    restarted because memory ran out, no call is reported twice.
     """
 
     def __init__(self, on_call: Callable[[SiteCall, int, Side | None, Side | None], None]) -> None:
@@ -477,14 +474,7 @@ def refuse_undefined(place: str, reason: str) -> None:
 def list_sites(
     model: nn.Module, example: Tensor, *, attention: bool = False, of: str = "activations"
 ) -> list[Site]:
-    """List the sites in a model, in call order.
-
-    Parameters
-    ----------
-    attention : bool
-        Include softmaxes.
-    of : str
-        See `observe_sites`.
+    """List the sites in a model, in call order, including softmaxes with `attention`.
 
     Examples
     --------

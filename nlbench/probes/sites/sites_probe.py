@@ -43,11 +43,6 @@ class _Alternative:
 class Selection:
     """A selection of sites.
 
-    Parameters
-    ----------
-    choices : tuple
-        Alternatives; a site has to match one of them. If empty, all sites are selected.
-
     Examples
     --------
     >>> selection = Selection.parse("layer1.*, kind:gelu+every:2")
@@ -55,6 +50,7 @@ class Selection:
     (True, False)
     """
 
+    # Alternatives; a site has to match one of them. If empty, all sites are selected.
     choices: tuple[_Alternative, ...] = ()
 
     @classmethod
@@ -63,11 +59,6 @@ class Selection:
 
         A condition is a glob over names, ``kind:GLOB``, ``role:ROLE`` or ``every:K``. The last one
         selects every k-th of the sites that meet the other conditions, starting with the first.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the text is invalid.
         """
         parts = [part.strip() for part in text.split(",") if part.strip()]
         return cls(tuple(_parse(part) for part in parts if part != "*"))
@@ -156,13 +147,7 @@ ROWS = ("auto", "samples", "tokens", "tokens:K", "last", "nodes")
 
 
 def parse_places(of: str) -> tuple[str, ...]:
-    """Parse the value of ``sites.of``: comma-separated names from `PLACES`.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If a name is unknown, or if ``activations`` is combined with other names.
-    """
+    """Parse the value of ``sites.of``: comma-separated names from `PLACES`."""
     names = tuple(name.strip() for name in of.split(",") if name.strip())
     for name in names:
         if name.startswith("spans:"):
@@ -177,10 +162,6 @@ def parse_places(of: str) -> tuple[str, ...]:
 
 def parse_lengths(spans: str) -> range:
     """Parse the lengths of spans, in blocks, from ``spans:L`` or ``spans:A..B``.
-
-    Raises
-    ------
-    nlbench.RequestError
 
     Examples
     --------
@@ -198,26 +179,14 @@ def parse_lengths(spans: str) -> range:
 
 @dataclass(frozen=True)
 class RowPolicy:
-    """Selection of the rows of an activation.
+    """Selection of the rows of an activation."""
 
-    Parameters
-    ----------
-    tokens : bool
-        True if each row is one position of a sample; otherwise each row is a sample.
-    count : int or None
-        Number of positions to draw from each sample; None for all.
-    last : bool
-        Use only the last position of each sample.
-    skip : int
-        Number of leading positions to omit.
-    nodes : bool
-        True if each row is an entry of the first axis, as in a graph, however many there are.
-    """
-
+    # True if each row is one position of a sample; otherwise each row is a sample.
     tokens: bool = False
-    count: int | None = None
-    last: bool = False
-    skip: int = 0
+    count: int | None = None  # number of positions to draw from each sample; None for all
+    last: bool = False  # use only the last position of each sample
+    skip: int = 0  # number of leading positions to omit
+    # True if each row is an entry of the first axis, as in a graph, however many there are.
     nodes: bool = False
 
     @classmethod
@@ -225,11 +194,6 @@ class RowPolicy:
         """Parse ``sites.rows``.
 
         With ``auto``, activations and modules have one row per sample.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the value is unknown.
 
         Examples
         --------

@@ -29,13 +29,6 @@ def check_program(program: Program, network: nn.Module, example: Tensor) -> None
     """Raise if a program doesn't compute the network's output on examples (m, ...).
 
     At most four points are computed at a time.
-
-    Raises
-    ------
-    nlbench.UnsupportedOperation
-        If the program mixes the samples in a batch or does not reproduce the network.
-    nlbench.NotFinite
-        If a step's output is not finite.
     """
     count = len(example)
     with torch.inference_mode():
@@ -74,12 +67,7 @@ def _run_with_another(program: Program, sample: Tensor, other: Tensor) -> Tensor
 
 
 def run_alone(network: nn.Module, inputs: Tensor) -> Tensor:
-    """Run a network on each input separately, and return the outputs (m, ...).
-
-    Raises
-    ------
-    nlbench.RequestError, nlbench.Undefined, nlbench.NotFinite
-    """
+    """Run a network on each input separately, and return the outputs (m, ...)."""
     outputs = [run_once(network, example.clone(), nullcontext()) for example in inputs[:, None]]
     return torch.cat(outputs)
 

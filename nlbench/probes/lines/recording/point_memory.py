@@ -26,28 +26,15 @@ from .program import Program, apply_step
 
 @dataclass(frozen=True)
 class PointMemory:
-    """Memory required per point in a program, in bytes.
+    """Memory required per point in a program, in bytes."""
 
-    Parameters
-    ----------
-    width : int
-        Maximum size of the live values.
-    step : int
-        Maximum during a step: the live values before and after new points are inserted, and the
-        step's workspace.
-    waiting : int
-        Memory of a point that waits for others, summed over the steps that bend.
-    reserve : int
-        Bytes per thread, independent of the number of points.
-    constants : int
-        Size of cached constants in bytes, such as sums of squared weights.
-    """
-
-    width: int
+    width: int  # maximum size of the live values
+    # Maximum during a step: the live values before and after new points are inserted, and the
+    # step's workspace.
     step: int
-    waiting: int
-    reserve: int
-    constants: int = 0
+    waiting: int  # memory of a point that waits for others, summed over the steps that bend
+    reserve: int  # bytes per thread, independent of the number of points
+    constants: int = 0  # size of cached constants in bytes, such as sums of squared weights
 
     def times(self, count: int) -> PointMemory:
         """Return the memory required with `count` tensors in place of each."""
@@ -68,31 +55,9 @@ def share_out(
 ) -> tuple[int, int]:
     """Choose the number of threads and the number of points per thread.
 
-    Parameters
-    ----------
-    memory : int or None
-        Limit in bytes; None for half of the free memory.
-    limit : int
-        Maximum number of points per thread.
-    threads : int
-        Maximum number of threads.
-    min_points : int
-        Points per thread below which fewer threads are better.
-    needed : int
-        Minimum number of points needed to make progress.
-    waiting : bool
-        True if points wait while others proceed.
-
-    Returns
-    -------
-    threads, points : int
-        `points` is `limit` or, if that many don't fit, the largest power of two that does, but
-        at least `needed`.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If `needed` points do not fit.
+    There are `limit` points or, if that many don't fit, the largest power of two that does, but at
+    least `needed`. Below `min_points` per thread fewer threads are better. `waiting` is True if
+    points wait while others proceed.
 
     Examples
     --------
@@ -138,12 +103,8 @@ def min_point_memory(program: Program, dtype: torch.dtype) -> PointMemory:
 def measure_point_memory(program: Program, inputs: Tensor) -> PointMemory:
     """Measure the memory required per point.
 
-    Cached constants are counted only if they have not been computed before.
-
-    Parameters
-    ----------
-    inputs : tensor of shape (m, *input)
-        If there are fewer than two, the search for breakpoints is not measured.
+    Cached constants are counted only if they have not been computed before. With fewer than two
+    inputs the search for breakpoints is not measured.
 
     Examples
     --------

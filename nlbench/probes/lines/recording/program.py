@@ -20,35 +20,16 @@ from nlbench.probes.lines.rules.rule import Rule
 
 @dataclass(frozen=True)
 class ProgramStep:
-    """One operation of a program.
+    """One operation of a program."""
 
-    Parameters
-    ----------
-    operation : str
-        PyTorch's name, without the trailing underscore of an in-place variant.
-    place : str
-        Dotted name of the module whose forward calls it.
-    inputs : tuple of int
-        Indices of the values that it reads.
-    output : int
-        Index of the value that it computes.
-    rule : Rule
-    shape : tuple of int
-        Shape of the output at one point.
-    site : str
-        Name of the activation call; empty if the step doesn't bend.
-    ends : tuple of int
-        Values that no later step reads.
-    """
-
-    operation: str
-    place: str
-    inputs: tuple[int, ...]
-    output: int
+    operation: str  # PyTorch's name, without the trailing underscore of an in-place variant
+    place: str  # dotted name of the module whose forward calls it
+    inputs: tuple[int, ...]  # indices of the values that it reads
+    output: int  # index of the value that it computes
     rule: Rule
-    shape: tuple[int, ...]
-    site: str = ""
-    ends: tuple[int, ...] = ()
+    shape: tuple[int, ...]  # shape of the output at one point
+    site: str = ""  # name of the activation call; empty if the step doesn't bend
+    ends: tuple[int, ...] = ()  # values that no later step reads
 
     def refusal(self, why: str) -> UnsupportedOperation:
         """Return an error that names this step and the reason."""
@@ -57,20 +38,11 @@ class ProgramStep:
 
 @dataclass(frozen=True)
 class Program:
-    """A network as a sequence of steps; value 0 is the input.
-
-    Parameters
-    ----------
-    steps : tuple of ProgramStep
-    output : int
-        Index of the value that the network returns.
-    shape : tuple of int
-        Shape of one input.
-    """
+    """A network as a sequence of steps; value 0 is the input."""
 
     steps: tuple[ProgramStep, ...]
-    output: int
-    shape: tuple[int, ...]
+    output: int  # index of the value that the network returns
+    shape: tuple[int, ...]  # shape of one input
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -92,12 +64,8 @@ def run_program(
 ) -> Tensor:
     """Run a program on a batch of inputs, (m, ...) to (m, ...).
 
-    Parameters
-    ----------
-    callback : callable, optional
-        Called with each step and its inputs before the step is run.
-    use_direct : bool
-        True to run PyTorch's own call if a rule computes it differently.
+    `callback` is called with each step and its inputs before the step is run. With `use_direct`,
+    PyTorch's own call is run where a rule computes it differently.
     """
     values = {0: inputs}
     for step in program.steps:
@@ -124,30 +92,15 @@ class ComputedStep:
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A step computed by a measured walk: its inputs and output, and perturbed copies of them.
-
-    Parameters
-    ----------
-    step : ProgramStep
-    inputs : sequence of tensor
-    copies : sequence of sequence of tensor
-        The inputs with perturbed last digits.
-    output : tensor
-    output_copies : sequence of tensor
-        Output for each of the copies.
-    sizes : sequence of float
-        Relative size of the perturbation of each copy.
-    group : int
-        Number of consecutive points that share their errors.
-    """
+    """A step computed by a measured walk: its inputs and output, and perturbed copies of them."""
 
     step: ProgramStep
     inputs: Sequence[Tensor]
-    copies: Sequence[Sequence[Tensor]]
+    copies: Sequence[Sequence[Tensor]]  # the inputs with perturbed last digits
     output: Tensor
-    output_copies: Sequence[Tensor]
-    sizes: Sequence[float]
-    group: int
+    output_copies: Sequence[Tensor]  # output for each of the copies
+    sizes: Sequence[float]  # relative size of the perturbation of each copy
+    group: int  # number of consecutive points that share their errors
 
     @property
     def bounds(self) -> list[Tensor]:

@@ -41,20 +41,11 @@ MIN_CHECKED_POINTS = 4
 
 @dataclass(frozen=True)
 class RecordedNetwork:
-    """A network's copy, and the program recorded from it.
+    """A network's copy, and the program recorded from it."""
 
-    Parameters
-    ----------
-    network : torch.nn.Module
-        Copy in eval mode, in the dtype of the program.
-    program : Program
-    needs : PointMemory
-        Memory required per point.
-    """
-
-    network: nn.Module
+    network: nn.Module  # copy in eval mode, in the dtype of the program
     program: Program
-    needs: PointMemory
+    needs: PointMemory  # memory required per point
 
 
 # The only state of this package: recordings of the networks traced last, until these are deleted,
@@ -67,13 +58,7 @@ _RECORDINGS: WeakKeyDictionary[nn.Module, tuple[RecordedNetwork, tuple[Any, ...]
 def kept_recording(model: nn.Module, points: Tensor, dtype: torch.dtype) -> RecordedNetwork | None:
     """Return the recording of an earlier call if nothing that it depends on has changed.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-    points : tensor of shape (m, *input)
-        Only shape and device matter, which is that of the network.
-    dtype : torch.dtype
-        Precision of the program.
+    Only shape and device of the points matter.
     """
     with contextlib.suppress(TypeError):  # The model can't be hashed.
         recorded, settings, state = _RECORDINGS.get(model, (None, None, None))
@@ -87,20 +72,7 @@ def kept_recording(model: nn.Module, points: Tensor, dtype: torch.dtype) -> Reco
 def record_network(
     model: nn.Module, points: Tensor, dtype: torch.dtype, memory: int | None
 ) -> RecordedNetwork:
-    """Copy and record a network, check the program, and keep it for later calls.
-
-    Parameters
-    ----------
-    points : tensor of shape (2, *input)
-        Ends of a segment, on the device of the network, in the dtype.
-    memory : int or None
-        Memory limit in bytes.
-
-    Raises
-    ------
-    nlbench.UnsupportedOperation, nlbench.NotFinite, nlbench.RequestError
-        See `nlbench.probes.lines.trace_segment`.
-    """
+    """Copy and record a network, check the program, and keep it for later calls."""
     network = typed_copy(model, dtype)
     state = _ModelState(model)
     state.keep_copies()
@@ -130,18 +102,11 @@ def _settings(points: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
 
 
 class _ModelState:
-    """Everything that a model's forward pass may depend on, apart from global variables.
-
-    Attributes
-    ----------
-    structure : list or None
-        Names, classes and attributes of all modules; None if some can't be compared.
-    tensors : list of tensor
-        Tensors of all modules.
-    """
+    """Everything that a model's forward pass may depend on, apart from global variables."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.tensors: list[Tensor] = []
+        self.tensors: list[Tensor] = []  # tensors of all modules
+        # Names, classes and attributes of all modules; None if some can't be compared.
         self.structure: list[Any] | None = None
         with contextlib.suppress(_UnknownStateError):
             self.structure = [

@@ -60,17 +60,6 @@ from .rows import may_permute, permutation, permuting_rule, row_rule
 def record_program(network: nn.Module, example: Tensor) -> Program:
     """Record a network on one input (1, *input) of its dtype, which may be modified in place.
 
-    Raises
-    ------
-    nlbench.UnsupportedOperation
-        If an operation is not piecewise affine, mixes the samples in a batch or reads values.
-    nlbench.NotFinite
-        If the network's output is not finite.
-    nlbench.RequestError
-        If the network can't be run on the input.
-    nlbench.Undefined
-        If the network returns no tensor.
-
     Examples
     --------
     >>> network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU()).double()
@@ -85,23 +74,11 @@ def record_program(network: nn.Module, example: Tensor) -> Program:
 
 
 def untraceable_reason(model: nn.Module, example: Tensor) -> str:
-    """Return why a network can't be traced, or an empty string if it can.
+    """Return why a network can't be traced: the first problem and its place, or an empty string.
 
     If the network allows it, only shapes are computed, so a large network costs as little as a
     small one. Problems that depend on values, such as non-finite weights, are detected only when
-    the network is traced.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        It is not modified, and may be on the ``meta`` device.
-    example : tensor of shape (1, *input)
-        Only its shape matters.
-
-    Returns
-    -------
-    str
-        The first operation that is not piecewise affine, its place and the reason.
+    the network is traced. The model may be on the ``meta`` device.
 
     Examples
     --------
@@ -134,10 +111,6 @@ def run_once(
     """Run a network on one input, (1, ...), within a context, and validate its output.
 
     `on_output` is called with the output before it is validated.
-
-    Raises
-    ------
-    nlbench.RequestError, nlbench.Undefined, nlbench.NotFinite
     """
     try:
         with torch.inference_mode(), context:
@@ -191,22 +164,13 @@ class _StorageLayout:
 class Recorder(DispatchMode):
     """Recorder of the operations that are dispatched while a network runs on one input.
 
-    Parameters
-    ----------
-    network : torch.nn.Module
-        In eval mode.
-    example : tensor of shape (1, *input)
-        The input, which may be modified in place. Every recorded tensor must have its dtype.
-
-    Attributes
-    ----------
-    steps : list of ProgramStep
-        Operations that depend on the input, in call order. Value 0 is the input.
+    The input may be modified in place, and every recorded tensor must have its dtype.
     """
 
     def __init__(self, network: nn.Module, example: Tensor) -> None:
         load_operations("lines")
         super().__init__()
+        # Operations that depend on the input, in call order. Value 0 is the input.
         self.steps: list[ProgramStep] = []
         self._dtype = example.dtype
         self._names = _CallNames(network, self)
@@ -675,17 +639,8 @@ def with_samples_first(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of the equivalent call on matrices that are not transposed.
 
-    Parameters
-    ----------
-    name : str
-        Name of the operation.
-    args, kwargs
-        Arguments with `Input` in place of the transposed tensors.
-
-    Raises
-    ------
-    NotAffine
-        If the call is neither elementwise nor a product with a constant on the left.
+    `Input` stands in place of the transposed tensors. Raise NotAffine if the call is neither
+    elementwise nor a product with a constant on the left.
 
     Examples
     --------

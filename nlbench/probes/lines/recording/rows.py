@@ -51,15 +51,7 @@ def may_permute(name: str) -> bool:
 
 
 def permuting_rule(positions: Tensor, shape: Sequence[int]) -> Rule:
-    """Create the rule for a call that moves elements within each point.
-
-    Parameters
-    ----------
-    positions : tensor of shape (k,)
-        Source position of each element of the result.
-    shape : sequence of int
-        Shape of the result at one point.
-    """
+    """Create the rule for a call that moves the elements at `positions` within each point."""
     is_reshape = torch.equal(positions, torch.arange(len(positions)))
 
     def apply(points: Sequence[Tensor]) -> Tensor:
@@ -73,17 +65,7 @@ def permuting_rule(positions: Tensor, shape: Sequence[int]) -> Rule:
 def row_rule(call: RecordedCall, make_rule: RuleFactory) -> Rule:
     """Create the rule for a call on rows from the rule for the call on samples.
 
-    Parameters
-    ----------
-    call : RecordedCall
-        Its shapes are those of the values, (1, rows, ...).
-    make_rule : callable
-        Returns the rule for a call on samples.
-
-    Raises
-    ------
-    NotAffine
-        If the call's rows are not computed independently of each other, or it has no rule.
+    Raise NotAffine if the rows are not computed independently of each other, or there is no rule.
     """
     rows = call.shape[1]
     if any(len(shape) != len(call.shapes[0]) or shape[1] != rows for shape in call.shapes):

@@ -27,12 +27,7 @@ def kinked_function(
 ) -> Rule:
     """Create the rule for an elementwise function that bends at `kinks` where `mask` is 1.
 
-    Parameters
-    ----------
-    kinks : sequence of float
-        In increasing order.
-    slopes : sequence of tensor or float
-        Slopes of the pieces from left to right, one more than there are kinks.
+    The slopes are those of the pieces from left to right, one more than there are kinks.
     """
     if not kinks:
         return Rule(call.apply, scaled(_magnitude(slopes[0])))

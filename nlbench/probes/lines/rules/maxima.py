@@ -220,16 +220,9 @@ def envelopes(
     pooled_axes: int = 0,
     fast_argmax: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> Rule:
-    """Create the rule for a call that computes the maximum of each window.
+    """Create the rule for a call that computes the maximum of each window, see `MaxGroups`.
 
-    Parameters
-    ----------
-    windows : tensor of shape (windows, members)
-        See `pooling_windows`.
-    restored : callable, optional
-        Maps the maxima (P, rows, windows) to the output; by default they are reshaped.
-    lines, pooled_axes, fast_argmax
-        See `MaxGroups`.
+    `restored` maps the maxima (P, rows, windows) to the output; by default they are reshaped.
     """
 
     def reshaped(maxima: Tensor) -> Tensor:
@@ -249,22 +242,10 @@ def pooling_windows(
     size: Sequence[int],
     out: Sequence[int],
 ) -> Tensor:
-    """List the input positions in each max-pooling window.
+    """List the input positions in each max-pooling window, (windows, members).
 
-    Parameters
-    ----------
-    name : str
-        ``max_pool2d``, ``adaptive_max_pool1d``, ….
-    args, kwargs
-        The call's arguments, including the input.
-    size, out : sequence of int
-        Spatial sizes of input and output.
-
-    Returns
-    -------
-    tensor of shape (windows, members)
-        Positions in the flattened spatial axes. A window that is cut off at the border repeats its
-        first member, which doesn't change the maximum.
+    Positions are in the flattened spatial axes of `size`. A window that is cut off at the border
+    repeats its first member, which doesn't change the maximum.
 
     Examples
     --------

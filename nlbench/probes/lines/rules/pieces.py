@@ -40,21 +40,13 @@ class UnitPieces(Protocol):
 
 @dataclass(frozen=True)
 class Kinks:
-    """Units whose slope changes where their value crosses one of several thresholds.
+    """Units whose slope changes where their value crosses one of several thresholds."""
 
-    Parameters
-    ----------
-    value : callable
-        Maps the inputs at P points to the values of the units, (P, ...).
-    thresholds : sequence of float
-        Values at which the slope changes.
-    error : callable, optional
-        Maps the inputs and their error bounds to the error bound of the values; by default the
-        bound of the first input.
-    """
-
+    # Maps the inputs at P points to the values of the units, (P, ...).
     value: Callable[[Sequence[Tensor]], Tensor]
-    thresholds: Sequence[float] = (0.0,)
+    thresholds: Sequence[float] = (0.0,)  # values at which the slope changes
+    # Maps the inputs and their error bounds to the error bound of the values; by default the bound
+    # of the first input.
     error: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor] = lambda inputs, bounds: bounds[0]
 
     def distances(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -94,27 +86,17 @@ class Kinks:
 
 @dataclass(frozen=True)
 class MaxGroups:
-    """Windows of units whose maximum is the output.
+    """Windows of units whose maximum is the output."""
 
-    Parameters
-    ----------
-    lines : callable
-        Maps the input at P points to its values or their negatives, (P, ..., positions). It is also
-        applied to rates of change and to error bounds.
-    windows_on : callable
-        Returns the positions in each window, (windows, members), on a device.
-    output : callable
-        Maps the maxima, (P, rows, windows), to the call's output.
-    pooled_axes : int
-        Number of last axes that pooling flattens into positions; 0 for other maxima.
-    fast_argmax : callable, optional
-        Faster implementation of `argmax`.
-    """
-
+    # Maps the input at P points to its values or their negatives, (P, ..., positions). It is also
+    # applied to rates of change and to error bounds.
     lines: Callable[[Tensor], Tensor]
+    # Returns the positions in each window, (windows, members), on a device.
     windows_on: Callable[[torch.device], Tensor]
-    output: Callable[[Tensor], Tensor]
+    output: Callable[[Tensor], Tensor]  # maps the maxima, (P, rows, windows), to the call's output
+    # Number of last axes that pooling flattens into positions; 0 for other maxima.
     pooled_axes: int = 0
+    # Faster implementation of `argmax`.
     fast_argmax: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
 
     def argmax(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -137,14 +119,10 @@ class MaxGroups:
     def tied(
         self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Find the largest members of each window, including ties.
+        """Find the largest members of each window, including ties: (P, rows, windows, members).
 
-        Returns
-        -------
-        top : bool tensor of shape (P, rows, windows, members)
-        members : tensor of shape (P, rows, windows, members)
-        noise : tensor, broadcastable to `members`
-            Noise of each member's distance from the largest: the larger of their noises.
+        Return where they are, the members, and the noise of each member's distance from the
+        largest, which is the larger of their noises.
         """
         x = inputs[0]
         noise = self._members(noise_of(x.dtype) * self._line_bounds(x, bounds[0]))
@@ -202,21 +180,13 @@ class MaxGroups:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Groups of units that are sorted; the output consists of the values at certain ranks.
+    """Groups of units that are sorted; the output consists of the values at certain ranks."""
 
-    Parameters
-    ----------
-    groups : callable
-        Maps the inputs at P points to the values to sort, (P, groups, units). It is also applied
-        to error bounds.
-    ranks : sequence of int
-        Ranks in the output; 0 is the largest.
-    output : callable
-        Maps values (P, groups, ranks) to the call's output.
-    """
-
+    # Maps the inputs at P points to the values to sort, (P, groups, units). It is also applied to
+    # error bounds.
     groups: Callable[[Sequence[Tensor]], Tensor]
-    ranks: Sequence[int]
+    ranks: Sequence[int]  # ranks in the output; 0 is the largest
+    # Maps values (P, groups, ranks) to the call's output.
     output: Callable[[Tensor], Tensor] = lambda by_rank: by_rank
 
     def bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
@@ -302,19 +272,9 @@ def unit_crossings(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Find the units that cross zero, and the positions of the crossings.
 
-    Parameters
-    ----------
-    margin : tensor of shape (P, ...), P at least 2
-        Affine between neighbouring points.
-    error : tensor, broadcastable to `margin`
-    tolerance : callable
-        Maps errors (m,) to the magnitudes up to which a margin counts as zero, which are not
-        negative; by default the errors themselves.
-
-    Returns
-    -------
-    interval, unit, fraction : tensor of shape (m,)
-        The unit is an index into the flattened margins of a point.
+    The margins (P, ...) are affine between neighbouring points. The tolerance maps their errors to
+    the magnitudes up to which a margin counts as zero. Return the interval, the unit as an index
+    into the flattened margins of a point, and the fraction of each crossing.
     """
     flat = margin[:, None].flatten(1)
     is_above = (margin > 0)[:, None].flatten(1)
@@ -349,30 +309,15 @@ def unit_crossings(
 def _rank_changes(
     left: Tensor, right: Tensor, error: Tensor, pair: Tensor, fraction: Tensor, used: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Find the crossings of two lines that change which line is at a rank in the output.
+    """Find the crossings of two of k lines that change which line is at a rank in the output.
 
     Where several lines meet at a point, lines with smaller slopes rank above a given line before
     the point, and lines with larger slopes after it. Lines that coincide share their ranks.
 
-    Parameters
-    ----------
-    left, right : tensor of shape (m, k)
-        Values at 0 and at 1 of the k lines around each crossing.
-    error : tensor of shape (m, k)
-        Noise of the values.
-    pair : int64 tensor of shape (m, 2)
-        The two lines that cross.
-    fraction : float64 tensor of shape (m,)
-        Position of the crossing.
-    used : int64 tensor of shape (k + 1,)
-        Number of output ranks that are less than 0, 1, …, k.
-
-    Returns
-    -------
-    bends : bool tensor of shape (m,)
-        True where the output bends.
-    fraction : float64 tensor of shape (m,)
-        Position of the crossing, equal for all pairs of lines that meet at one point.
+    For each crossing, `left` and `right` (m, k) are the values at 0 and at 1 of the lines around
+    it, `pair` the two that cross and `fraction` its position; `used` (k + 1,) is the number of
+    output ranks that are less than 0, 1, …, k. Return where the output bends, and the position,
+    which is equal for all pairs of lines that meet at one point.
     """
     at = torch.lerp(left, right, fraction[:, None].to(left.dtype))
     slope = right - left
@@ -406,21 +351,10 @@ def _rank_changes(
 
 
 def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Find where the upper envelopes of lines on [0, 1] bend.
+    """Find where the upper envelopes of lines on [0, 1] bend, and the envelope of each position.
 
-    Parameters
-    ----------
-    left, right : tensor of shape (n, k)
-        Values at 0 and at 1 of k lines, for each of n envelopes.
-    first, last : bool tensor of shape (n, k)
-        Lines that count as the largest at 0 and at 1.
-
-    Returns
-    -------
-    fraction : tensor of shape (m,)
-        Positions in [0, 1] where an envelope bends.
-    envelope : tensor of shape (m,)
-        Index of the envelope.
+    `left` and `right` (n, k) are the values at 0 and at 1 of k lines, for each of n envelopes.
+    `first` and `last` mark the lines that count as the largest there.
 
     Examples
     --------

@@ -106,19 +106,8 @@ def _compact(bound: Tensor) -> Tensor:
 def squared_errors(x: Tensor, bound: Tensor, terms: int) -> tuple[Tensor, Tensor]:
     """Compute the contribution of each value to the squared error of a sum of `terms` products.
 
-    It consists of the value's error and the rounding of its product.
-
-    Parameters
-    ----------
-    x : tensor of shape (P, ...)
-    bound : tensor, broadcastable to `x`
-    terms : int
-
-    Returns
-    -------
-    squares : tensor of shape (P, ...)
-        Divided by the square of `size`, to avoid overflow and underflow.
-    size : tensor of shape (P, 1, ...)
+    It consists of the value's error and the rounding of its product. It is divided by the square of
+    the returned size, (P, 1, ...), to avoid overflow and underflow.
     """
     axes = list(range(1, x.ndim))
     if not x.numel():

@@ -36,28 +36,17 @@ class Input:
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """A recorded call of an operation.
+    """A recorded call of an operation."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the operation, without its overload or the underscore of an in-place variant.
-    function : callable
-        The out-of-place operation.
-    args, kwargs
-        Arguments, with traced tensors replaced by `Input`.
-    shapes : tuple of tuple of int
-        Shapes of the traced tensors, with a leading axis of size 1.
-    shape : tuple of int
-        Shape of the result, with a leading axis of size 1.
-    """
-
+    # Name of the operation, without its overload or the underscore of an in-place variant.
     name: str
-    function: Callable[..., Any]
+    function: Callable[..., Any]  # the out-of-place operation
+    # args, kwargs: arguments, with traced tensors replaced by `Input`
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    # Shapes of the traced tensors, with a leading axis of size 1.
     shapes: tuple[tuple[int, ...], ...]
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # shape of the result, with a leading axis of size 1
 
     def argument(self, index: int, name: str, default: Any = None) -> Any:
         """Return an argument that may have been passed by position or by keyword."""
@@ -80,34 +69,20 @@ def _fill(argument: Any, points: Sequence[Tensor]) -> Any:
 
 @dataclass(frozen=True)
 class Rule:
-    """Action of a call on points of a segment.
+    """Action of a call on points of a segment."""
 
-    Parameters
-    ----------
-    apply : callable
-        Maps the inputs at P points, each (P, ...), to the output there.
-    bound : callable
-        Maps inputs, their bounds and the output to the output's bound.
-    pieces : UnitPieces, optional
-        Pieces of the units, and where they bend. None if the call is affine.
-    snap : callable, optional
-        Like `apply`, but maps inputs and their bounds, and moves inputs within noise of a kink onto
-        it. At a breakpoint a unit is zero up to rounding; where all other units are off, the sign
-        of that rounding error would determine the pieces of the next layer.
-    workspace : int
-        Elements per point that `apply` or `pieces.bend` need in addition to inputs and output.
-    reserve : int
-        Elements that they need regardless of the number of points.
-    direct : callable, optional
-        PyTorch's own call, if `apply` is an implementation for float64 on a CPU.
-    """
-
-    apply: OutputFunction
-    bound: Bound
+    apply: OutputFunction  # maps the inputs at P points, each (P, ...), to the output there
+    bound: Bound  # maps inputs, their bounds and the output to the output's bound
+    # Pieces of the units, and where they bend. None if the call is affine.
     pieces: UnitPieces | None = None
+    # Like `apply`, but maps inputs and their bounds, and moves inputs within noise of a kink onto
+    # it. At a breakpoint a unit is zero up to rounding; where all other units are off, the sign of
+    # that rounding error would determine the pieces of the next layer.
     snap: SnapFunction | None = None
+    # Elements per point that `apply` or `pieces.bend` need in addition to inputs and output.
     workspace: int = 0
-    reserve: int = 0
+    reserve: int = 0  # elements that they need regardless of the number of points
+    # PyTorch's own call, if `apply` is an implementation for float64 on a CPU.
     direct: OutputFunction | None = None
 
 
