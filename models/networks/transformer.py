@@ -105,18 +105,6 @@ def transformer_tiny(
 ) -> TransformerTiny:
     """Encoder–decoder Transformer of width 64 for parallel text.
 
-    Parameters
-    ----------
-    num_classes : int
-        Size of the vocabulary.
-    input_shape : tuple of int
-        (2, length) of the dataset.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the inputs aren't pairs of token rows.
-
     Examples
     --------
     >>> sum(p.numel() for p in transformer_tiny(128).parameters())

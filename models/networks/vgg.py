@@ -49,15 +49,6 @@ class VGG(nn.Module):
     512 → 512 → 512 → classes. As in the linear-regions paper, average pooling replaces max
     pooling, so ReLU is the only nonlinearity. Initialised by `initialize`.
 
-    Parameters
-    ----------
-    depth : {8, 11, 13, 16, 19}
-        Number of layers with weights.
-    in_channels : int
-        Channels of the input image.
-    num_classes : int
-        Number of logits.
-
     Examples
     --------
     >>> [sum(p.numel() for p in VGG(depth).parameters()) for depth in (8, 16)]

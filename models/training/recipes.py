@@ -188,13 +188,7 @@ class Recipe:
         return {}
 
     def check(self, model: nn.Module, example: Tensor) -> str:
-        """Raise if the recipe doesn't apply to a network; otherwise return a warning or ``""``.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the recipe doesn't apply.
-        """
+        """Raise if the recipe doesn't apply to a network; otherwise return a warning or ``""``."""
         return ""
 
 
