@@ -15,10 +15,8 @@ from nlbench.subjects.model import model
 from .vgg import LINEAR_REGIONS, check_numbers, initialize
 
 HE = Source(
-    citation=(
-        "K. He, X. Zhang, S. Ren, J. Sun. Deep Residual Learning for Image Recognition. CVPR, 2016."
-    ),
-    equation="section 4.2",
+    "K. He, X. Zhang, S. Ren, J. Sun. Deep Residual Learning for Image Recognition. CVPR, 2016.",
+    "section 4.2",
 )
 
 
@@ -128,11 +126,9 @@ FIXUP_STD = 1e-6
 """Standard deviation of the weights that Fixup sets to zero."""
 
 FIXUP = Source(
-    citation=(
-        f"{LINEAR_REGIONS.citation} Initialisation after H. Zhang, Y. N. Dauphin, T. Ma. "
-        "Fixup Initialization: Residual Learning Without Normalization. ICLR, 2019."
-    ),
-    equation="appendix B, table 3",
+    f"{LINEAR_REGIONS.citation} Initialisation after H. Zhang, Y. N. Dauphin, T. Ma. "
+    "Fixup Initialization: Residual Learning Without Normalization. ICLR, 2019.",
+    "appendix B, table 3",
 )
 
 

@@ -12,11 +12,9 @@ from nlbench.errors import RequestError
 from nlbench.subjects.model import model
 
 ATTENTION = Source(
-    citation=(
-        "A. Vaswani, N. Shazeer, N. Parmar, J. Uszkoreit, L. Jones, A. N. Gomez, Ł. Kaiser, "
-        "I. Polosukhin. Attention Is All You Need. NeurIPS, 2017."
-    ),
-    equation="figure 1, at width 64",
+    "A. Vaswani, N. Shazeer, N. Parmar, J. Uszkoreit, L. Jones, A. N. Gomez, Ł. Kaiser, "
+    "I. Polosukhin. Attention Is All You Need. NeurIPS, 2017.",
+    "figure 1, at width 64",
 )
 PAD = 0
 

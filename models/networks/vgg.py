@@ -12,19 +12,15 @@ from nlbench.errors import RequestError
 from nlbench.subjects.model import model
 
 LINEAR_REGIONS = Source(
-    citation=(
-        "M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman. "
-        "Are All Linear Regions Created Equal? AISTATS, 2022."
-    ),
-    equation="appendix B, table 3",
+    "M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman. "
+    "Are All Linear Regions Created Equal? AISTATS, 2022.",
+    "appendix B, table 3",
 )
 
 SIMONYAN = Source(
-    citation=(
-        "K. Simonyan, A. Zisserman. Very Deep Convolutional Networks for Large-Scale Image "
-        "Recognition. ICLR, 2015."
-    ),
-    equation="table 1, configurations A, B, D and E",
+    "K. Simonyan, A. Zisserman. Very Deep Convolutional Networks for Large-Scale Image "
+    "Recognition. ICLR, 2015.",
+    "table 1, configurations A, B, D and E",
 )
 
 SHAPES: Mapping[int, tuple[tuple[tuple[int, int], ...], tuple[int, ...]]] = {
