@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nlbench.citation import Source
 from nlbench.errors import NotFinite, RequestError, nearest
-from nlbench.introspection.autodiff import is_vmapped
+from nlbench.introspection.function_calls import is_vmapped
 from nlbench.measure import FunctionMeasure, MoreMeans
 from nlbench.options import Option, OptionValue
 

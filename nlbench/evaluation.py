@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from nlbench.cells import Cell, SubjectPlan
 from nlbench.errors import RequestError, nearest, shorten
 from nlbench.execution.machine import describe_machine
 from nlbench.execution.unit_runner import records_of
@@ -27,8 +26,11 @@ from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.introspection.threads import default_threads, one_measurement, torch_threads
 from nlbench.introspection.wrappers import unwrapped
 from nlbench.measure import Measure
+from nlbench.measure.contract import checked_measure, load_measures
 from nlbench.options import Settings
 from nlbench.parsers import parse_names
+from nlbench.plan import Cell, SubjectPlan
+from nlbench.probes.probe import load_probe
 from nlbench.progress import Progress, ProgressMonitor
 from nlbench.request import ERRORS
 from nlbench.serialization.fields import to_plain
@@ -50,8 +52,6 @@ from nlbench.subjects.samples import Batches, drawn_batches, sample_facts, sampl
 from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.subject import Subject
 from nlbench.weight_linearity import DIRECTIONS, MAX_SAMPLES, WeightLinearity, weight_linearity
-
-from .plugin_loading import checked_measure, load_measures, load_probe
 
 SEED = 0
 """Seed that draws the order of the samples."""

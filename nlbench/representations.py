@@ -287,7 +287,7 @@ def label_subject(facts: SubjectFacts) -> str:
 
 def load_recorded(run: Run, facts: SubjectFacts, device: str) -> Subject:
     """Load a recorded subject, and verify its weights and samples."""
-    from nlbench.execution.devices import resolve_device
+    from nlbench.introspection.precision import resolve_device
     from nlbench.subjects.load import load_subject
 
     spec = SubjectSpec(

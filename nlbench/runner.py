@@ -15,17 +15,15 @@ from pathlib import Path
 
 import torch
 
-from nlbench.cells import Cell, Plan
 from nlbench.errors import NlbenchError, RequestError
-from nlbench.execution.devices import resolve_device
-from nlbench.execution.executors import execute
+from nlbench.execution.executors import WorkerPool, execute
 from nlbench.execution.machine import describe_machine, describe_machine_in_subprocess
-from nlbench.execution.supervisor import WorkerPool
 from nlbench.execution.work_units import units_of
-from nlbench.introspection.precision import exact_arithmetic
+from nlbench.introspection.precision import exact_arithmetic, resolve_device
 from nlbench.introspection.process_state import foreign_changes, restored_process_state
 from nlbench.introspection.threads import default_threads, torch_threads
-from nlbench.plan import make_plan
+from nlbench.plan import Cell, Plan, make_plan
+from nlbench.probes.probe import load_probe
 from nlbench.progress import Progress, ProgressMonitor
 from nlbench.request import ExecutionOptions, Request, write_request
 from nlbench.signals import check_interruption, interruptible
@@ -39,8 +37,6 @@ from nlbench.store.record import (
 )
 from nlbench.store.run import Run
 from nlbench.store.run_folder import RunFolder
-
-from .plugin_loading import load_probe
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from nlbench.errors import PluginError, RequestError, nearest
 from nlbench.measure import Measure
 from nlbench.options import Option, Options, OptionValue, Settings, resolve_options
+from nlbench.probes.probe import load_probe
 from nlbench.subjects.data import DatasetInfo, settings_owners
 from nlbench.subjects.model import MODEL_OWNER, OUTPUT, ModelInfo, resolve_arguments
-
-from .plugin_loading import load_probe
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ import pandas as pd
 
 from nlbench import registry
 from nlbench.citation import Source
-from nlbench.plugin_loading import load_measure
+from nlbench.measure.contract import load_measure
 from nlbench.request import ExecutionOptions, Request
 from nlbench.studies.networks.planted import MAPS
 

@@ -23,8 +23,8 @@ import nlbench
 from nlbench import registry
 from nlbench.conformance.checks import Trial, check_invariances
 from nlbench.measure import INVARIANCES, Measure
+from nlbench.measure.contract import load_measure
 from nlbench.options import resolve_options
-from nlbench.plugin_loading import load_measure
 from nlbench.reports.population import population_of
 from nlbench.reports.tables import RELATIVE
 

@@ -157,7 +157,7 @@ def remove(
     for group, name in (("models", model), ("datasets", data)):
         registry.expand(group, [name])
     arguments, options, settings = split_subject_options(setting or [], model, data)
-    from nlbench.execution.devices import resolve_device
+    from nlbench.introspection.precision import resolve_device
     from nlbench.probes.sites.sites_probe import parse_places
     from nlbench.progress import create_progress
     from nlbench.subjects.load import load_subject

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nlbench.errors import NotFinite, RequestError
-from nlbench.execution.devices import resolve_device
 from nlbench.execution.machine import describe_machine
-from nlbench.introspection.precision import exact_arithmetic
+from nlbench.introspection.precision import exact_arithmetic, resolve_device
 from nlbench.serialization.fields import extra_fields, from_plain, to_plain
 from nlbench.serialization.hashing import file_hash
 from nlbench.store.locked_folder import LockedFolder
@@ -305,14 +304,6 @@ def run_training(
     keep_epochs, keep_every
         Epochs after which a checkpoint is written, and the number of epochs between others (0:
         none).
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the request can't be carried out, if the checkpoint exists, or if there is an interrupted
-        run and it differs or `resume` is False.
-    nlbench.NotFinite
-        If the loss or a logit is NaN or infinite. The failure is recorded in the manifest.
     """
     if out.suffix != ".safetensors":
         raise RequestError(f"--out: expected a name ending in .safetensors, got '{out}'")

@@ -20,7 +20,7 @@ def check_measure(
     as_json: JsonFlag = False,
 ) -> None:
     """Check a measure's declarations and behaviour; exit with status 1 if a check fails."""
-    from nlbench.plugin_loading import load_measure
+    from nlbench.measure.contract import load_measure
 
     measure, options = load_measure(name), parse_settings(settings or [], "--set")
 

@@ -134,7 +134,7 @@ def _check_plugins() -> Iterator[Finding]:
                 problems[entry.name] = _load_problem(registry.load, group, f"{prefix}/*")
         detail = f"{len(entries)} registered"
         if group == "measures":
-            from nlbench.plugin_loading import load_measure
+            from nlbench.measure.contract import load_measure
 
             problems |= {n: problems[n] or _load_problem(load_measure, n) for n in entries}
             detail += f", {sum(not problems[name] for name in entries)} usable"

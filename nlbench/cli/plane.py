@@ -72,7 +72,7 @@ def plane(
 
     import torch
 
-    from nlbench.execution.devices import resolve_device
+    from nlbench.introspection.precision import resolve_device
     from nlbench.probes.lines import plane as evaluate_plane
     from nlbench.progress import create_progress
     from nlbench.subjects.load import load_subject

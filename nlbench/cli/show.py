@@ -96,7 +96,7 @@ def source_of(group: str, name: str) -> Source:
 def _load_plugin(group: str, name: str) -> Any:
     if group != "measures":
         return registry.load(group, name)
-    from nlbench.plugin_loading import load_measure
+    from nlbench.measure.contract import load_measure
 
     return load_measure(name)
 
@@ -133,7 +133,7 @@ def _measure(name: str, measure: Any) -> Iterator[str]:
     yield f"bounds    {low:g} to {high:g}"
     yield f"higher    {measure.more_means}"
     yield from _option_lines("option", measure.options, name)
-    from nlbench.plugin_loading import load_probe
+    from nlbench.probes.probe import load_probe
 
     yield from _option_lines("probe", load_probe(measure.probe).options, measure.probe)
     yield _source_line(measure.source)

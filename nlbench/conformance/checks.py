@@ -15,10 +15,11 @@ from nlbench.errors import NlbenchError
 from nlbench.execution.probe_pass import Pass
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.measure import INVARIANCES, Measure, Result
+from nlbench.measure.contract import checked_measure
 from nlbench.measure.replicates import GROUPS, group_index
 from nlbench.options import OptionValue, Settings
-from nlbench.plugin_loading import checked_measure, load_probe
 from nlbench.probes import Resources
+from nlbench.probes.probe import load_probe
 from nlbench.settings import resolve_settings
 from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.subject import Subject

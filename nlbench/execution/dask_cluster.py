@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError, error_text, one_line
 from nlbench.serialization.fields import from_plain, to_plain
@@ -25,12 +25,14 @@ from nlbench.store.record import Record
 
 from .supervisor import (
     START_SECONDS,
-    WorkerPool,
     end_idle_workers,
     keep_supervisor,
     take_supervisor,
 )
 from .work_units import Event, Unit, from_message, split_by_probe, to_message
+
+if TYPE_CHECKING:
+    from .executors import WorkerPool
 
 
 def measure_on_cluster(units: Sequence[Unit], pool: WorkerPool) -> Generator[Record | Event]:

@@ -8,15 +8,44 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 
 from nlbench.progress import ProgressMonitor
+from nlbench.request import ExecutionOptions
 from nlbench.store.record import Record
 
 from .dask_cluster import measure_on_cluster
 from .processes import measure_in_processes
-from .supervisor import WorkerPool
 from .unit_runner import UnitRunner
 from .work_units import Event, Unit
+
+
+@dataclass(frozen=True)
+class WorkerPool:
+    """Number and resources of a run's workers."""
+
+    execution: ExecutionOptions
+    workers: int
+    threads: int
+    # GPUs to assign to the workers in turn; empty unless there are several.
+    devices: tuple[str, ...] = ()
+
+    @property
+    def is_serial(self) -> bool:
+        """True if units are measured in this process."""
+        return self.execution.executor == "serial" and self.execution.timeout is None
+
+    def in_processes(self) -> WorkerPool:
+        """Return this pool with worker processes, since this process is changed."""
+        if not self.is_serial:
+            return self
+        return replace(self, execution=replace(self.execution, executor="processes"))
+
+    def placed(self, unit: Unit, worker: int) -> Unit:
+        """Return the unit, assigned to a worker's device."""
+        if not self.devices:
+            return unit
+        return replace(unit, device=self.devices[worker % len(self.devices)])
 
 
 def execute(

@@ -27,7 +27,7 @@ from nlbench.introspection.batch_independence import (
     describe_outputs,
     other_samples,
 )
-from nlbench.introspection.memory import is_out_of_memory, release_freed_memory
+from nlbench.introspection.memory import is_out_of_memory, release_freed_memory, synchronize
 from nlbench.introspection.model_copy import cpu_copy
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
@@ -39,15 +39,12 @@ from nlbench.measure import Measure, Result, Value
 from nlbench.measure.contract import validated_result
 from nlbench.measure.result import MIN_DEFINED_SHARE
 from nlbench.options import OptionValue
-from nlbench.plugin_loading import load_probe
 from nlbench.probes import OnStep, ProbeFacts, ProbeOptions, ProbePass, Resources
-from nlbench.probes.probe import NothingObserved
+from nlbench.probes.probe import NothingObserved, load_probe
 from nlbench.progress import ProgressMonitor
 from nlbench.signals import raise_interruption
 from nlbench.subjects.samples import DrawnBatches
 from nlbench.subjects.subject import Subject
-
-from .devices import synchronize
 
 _FORWARD = "in _call_impl"
 """What a traceback contains if an error was raised in the forward pass of a module."""

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nlbench.errors import RequestError, system_text
 from nlbench.store.record import Record
@@ -16,12 +16,14 @@ from .supervisor import (
     Supervisor,
     UnitCancelled,
     WorkerCrash,
-    WorkerPool,
     release_supervisor,
     supervising_threads,
     take_supervisor,
 )
 from .work_units import Event, Unit, split_by_probe
+
+if TYPE_CHECKING:
+    from .executors import WorkerPool
 
 
 def measure_in_processes(units: Sequence[Unit], pool: WorkerPool) -> Generator[Record | Event]:

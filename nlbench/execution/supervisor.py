@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from nlbench.cells import Cell
-from nlbench.request import ExecutionOptions
+from nlbench.plan import Cell
 from nlbench.serialization.fields import to_plain
 from nlbench.store.record import Record
 
@@ -262,34 +261,6 @@ def _late_cells(phase: Phase, pending: Sequence[Cell]) -> tuple[Cell, ...]:
     measured = [cell for cell in pending if cell.measure.name == phase.measure]
     observed = [cell for cell in pending if cell.probe.name == phase.probe]
     return tuple(measured or observed or pending)
-
-
-@dataclass(frozen=True)
-class WorkerPool:
-    """Number and resources of a run's workers."""
-
-    execution: ExecutionOptions
-    workers: int
-    threads: int
-    # GPUs to assign to the workers in turn; empty unless there are several.
-    devices: tuple[str, ...] = ()
-
-    @property
-    def is_serial(self) -> bool:
-        """True if units are measured in this process."""
-        return self.execution.executor == "serial" and self.execution.timeout is None
-
-    def in_processes(self) -> WorkerPool:
-        """Return this pool with worker processes, since this process is changed."""
-        if not self.is_serial:
-            return self
-        return replace(self, execution=replace(self.execution, executor="processes"))
-
-    def placed(self, unit: Unit, worker: int) -> Unit:
-        """Return the unit, assigned to a worker's device."""
-        if not self.devices:
-            return unit
-        return replace(unit, device=self.devices[worker % len(self.devices)])
 
 
 MAX_WORKERS = 1024

@@ -16,16 +16,16 @@ import torch
 from torch import nn
 
 from nlbench import registry
-from nlbench.cells import Cell, SubjectPlan
 from nlbench.errors import NlbenchError, PluginError, RequestError, error_text
-from nlbench.introspection.memory import FeasibleSizes, release_freed_memory
+from nlbench.introspection.memory import CostMeter, FeasibleSizes, release_freed_memory
 from nlbench.introspection.model_state import changed_parameters, parameter_checksums
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.introspection.process_state import foreign_changes, restored_process_state
 from nlbench.introspection.random_state import RandomStream, preserve_numpy_state
 from nlbench.introspection.threads import torch_threads
 from nlbench.measure import Measure, Result
-from nlbench.plugin_loading import load_measure
+from nlbench.measure.contract import load_measure
+from nlbench.plan import Cell, SubjectPlan
 from nlbench.probes import Resources
 from nlbench.progress import ProgressMonitor
 from nlbench.signals import raise_interruption
@@ -40,7 +40,6 @@ from nlbench.store.record import (
 from nlbench.subjects.load import load_subject
 from nlbench.subjects.subject import Subject
 
-from .devices import CostMeter
 from .machine import describe_machine
 from .probe_pass import Pass, with_remark
 from .work_units import Event, Unit, group_cells

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nlbench.cells import Cell, Plan
+from nlbench.plan import Cell, Plan
 from nlbench.store.record import Record, RecordedMachine
 
 

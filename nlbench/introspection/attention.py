@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .dispatch import DispatchMode
+from .function_calls import DispatchMode
 
 
 @contextmanager

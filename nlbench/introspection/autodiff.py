@@ -29,18 +29,6 @@ def is_differentiated(*values: Tensor) -> bool:
     return is_active is not None and bool(is_active())
 
 
-def is_vmapped(value: object) -> bool:
-    """Return True for a tensor that `torch.func.vmap` maps over.
-
-    Examples
-    --------
-    >>> is_vmapped(torch.zeros(2))
-    False
-    """
-    is_batched = getattr(getattr(torch._C, "_functorch", None), "is_batchedtensor", None)
-    return isinstance(value, Tensor) and is_batched is not None and bool(is_batched(value))
-
-
 @contextmanager
 def undefined_without_gradient() -> Iterator[None]:
     """Convert errors to `nlbench.Undefined`, around what runs without errors but for a gradient."""

@@ -1,9 +1,10 @@
-"""Numbers of samples that fit into memory, and retries with fewer samples when it runs out."""
+"""Numbers of samples that fit into memory, retries with fewer, and the cost of a block of code."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +18,7 @@ from torch.overrides import BaseTorchFunctionMode
 from nlbench.errors import message_of
 
 from . import allocator
-from .dispatch import DispatchMode, storage_of
-from .function_calls import tensors_in
+from .function_calls import DispatchMode, storage_of, tensors_in
 from .model_state import preserve_attributes
 from .random_state import preserve_rng_state
 
@@ -327,3 +327,58 @@ def microbatch_sizes(samples: int, limit: int) -> list[int]:
     if samples % parts == 0:
         sizes[0], sizes[-1] = sizes[0] + 1, sizes[-1] - 1
     return sizes
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has finished its queued work, as timing requires; do nothing on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+class CostMeter:
+    """Measure the time and peak memory since construction.
+
+    Examples
+    --------
+    >>> costs = CostMeter(torch.device("cpu")).read()
+    >>> sorted(costs)
+    ['peak_memory', 'wall_seconds']
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        synchronize(device)
+        self._start = time.perf_counter()
+        with contextlib.suppress(OSError):
+            # Writing 5 resets the peak (see proc(5)); other systems report the process's peak.
+            _CLEAR_REFS.write_text("5")
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def read(self) -> dict[str, float]:
+        """Return the elapsed time in seconds and the peak memory in bytes."""
+        synchronize(self._device)
+        costs: dict[str, float] = {
+            "wall_seconds": round(time.perf_counter() - self._start, 6),
+            "peak_memory": _peak_memory(),
+        }
+        if self._device.type == "cuda":
+            costs["peak_device_memory"] = torch.cuda.max_memory_allocated(self._device)
+        return costs
+
+
+def _peak_memory() -> int:
+    try:
+        for line in _STATUS.read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    memory = psutil.Process().memory_info()
+    return int(getattr(memory, "peak_wset", memory.rss))

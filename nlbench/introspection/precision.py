@@ -1,4 +1,4 @@
-"""Precision of float32 arithmetic, and autocast.
+"""Devices, the precision of their float32 arithmetic, and autocast.
 
 By default, PyTorch computes convolutions on a GPU in TF32, whose ten-bit mantissa would affect
 every result. Functions that run a network, such as a probe's `observe` and those of the Python
@@ -13,6 +13,8 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+
+from nlbench.errors import RequestError
 
 from .threads import one_measurement
 
@@ -280,3 +282,33 @@ def _autocast(dtypes: Mapping[str, torch.dtype | None]) -> Iterator[None]:
                 cast = torch.autocast(kind, dtype=dtype, enabled=dtype is not None)
                 stack.enter_context(cast)
         yield
+
+
+def resolve_device(name: str) -> torch.device:
+    """Resolve ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps`` to an available device.
+
+    ``auto`` is the first CUDA device or, if there is none, the CPU. It is never an Apple GPU, which
+    lacks double precision.
+
+    Examples
+    --------
+    >>> resolve_device("cpu")
+    device(type='cpu')
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, number = name.partition(":")
+    is_index = not number or (number.isascii() and number.isdecimal())
+    if kind not in ("cpu", "cuda", "mps") or not is_index:
+        raise RequestError(f"unknown device '{name}'; expected auto, cpu, cuda, cuda:N or mps")
+    count = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "mps": int(torch.backends.mps.is_available()),
+    }[kind]
+    if int(number or 0) >= count:
+        available = f"{count} of them" if count else "none"
+        raise RequestError(
+            f"device '{name}' is not available: this machine has {available}; try --device auto"
+        )
+    return torch.device(name)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .dispatch import storage_of
+from .function_calls import storage_of
 
 Content = TypeVar("Content")
 

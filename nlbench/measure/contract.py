@@ -1,4 +1,4 @@
-"""Validation of measures on loading, and of their results.
+"""Loading and validation of measures, and validation of their results.
 
 A measure is a class derived from `nlbench.Measure`, a function decorated with
 `nlbench.site_measure`, or a ``torchmetrics.Metric`` of two tensors. Nothing here imports PyTorch
@@ -12,12 +12,20 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, get_args
 
+from nlbench import registry
 from nlbench.citation import Source
-from nlbench.errors import NotFinite, PluginError, error_text, nearest, one_line
+from nlbench.errors import (
+    NotFinite,
+    PluginError,
+    RequestError,
+    error_text,
+    nearest,
+    one_line,
+)
 from nlbench.options import Option
 
 from .base import INVARIANCES, Measure, MoreMeans
@@ -27,6 +35,41 @@ from .torchmetrics_adapter import metric_measure
 
 BOUNDS_TOLERANCE = 1e-9
 """Tolerance on a result's bounds, relative to the bound but at least to 1."""
+
+
+def load_measures(names: Iterable[str], warn: Callable[[str], None]) -> list[type[Measure]]:
+    """Load registered measures; skip those matched by a glob that can't be loaded."""
+    patterns = list(names)
+    loaded: list[type[Measure]] = []
+    for name in registry.expand("measures", patterns):
+        try:
+            loaded.append(load_measure(name))
+        except PluginError as error:
+            if name in patterns:
+                raise
+            warn(f"{error}; skipped")
+    if not loaded:
+        raise RequestError(f"no measure to run{nearest('', registry.entries('measures'))}")
+    return loaded
+
+
+def load_measure(name: str) -> type[Measure]:
+    """Load a registered measure."""
+    return checked_measure(registry.load("measures", name), name)
+
+
+def checked_measure(measure: object, name: str | None = None) -> type[Measure]:
+    """Convert an object to a measure whose probe is registered; see `as_measure`."""
+    checked = as_measure(measure, name)
+    probes = registry.entries("probes")
+    if checked.name in probes:
+        raise PluginError(f"measure '{checked.name}' has the name of a probe; choose another")
+    if checked.probe not in probes:
+        raise PluginError(
+            f"measure '{checked.name}' requires the probe '{checked.probe}'"
+            f"{nearest(checked.probe, probes)}"
+        )
+    return checked
 
 
 def as_measure(candidate: object, name: str | None = None) -> type[Measure]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict
 
-from nlbench.errors import Undefined
+from nlbench import registry
+from nlbench.errors import PluginError, Undefined
 from nlbench.options import Option, OptionValue
 
 if TYPE_CHECKING:
@@ -217,3 +218,16 @@ class LazyProbe(Probe):
         with exact_by_default():
             facts: ProbeFacts = home.observe(probe_pass)
         return facts
+
+
+def load_probe(name: str) -> Probe:
+    """Load a registered probe."""
+    probe = registry.load("probes", name)
+    if not isinstance(probe, Probe):
+        raise PluginError(f"probe '{name}' is {probe!r}, expected an nlbench.probes.Probe")
+    if probe.name != name:
+        raise PluginError(
+            f"probe '{name}' has the name '{probe.name}'; an entry point and its probe must have "
+            "the same name"
+        )
+    return probe

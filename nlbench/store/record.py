@@ -27,7 +27,7 @@ from nlbench.serialization.files import (
 from nlbench.subjects.facts import SubjectFacts
 
 if TYPE_CHECKING:
-    from nlbench.cells import Cell
+    from nlbench.plan import Cell
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,7 +141,7 @@ def _execution_options(
     study: "Study", workers: int | None, device: str, *, quick: bool
 ) -> ExecutionOptions:
     """Return options with one thread per worker, so that results don't depend on their number."""
-    from nlbench.execution.devices import resolve_device
+    from nlbench.introspection.precision import resolve_device
 
     if workers is None:
         minutes = study.quick_minutes if quick else study.minutes

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from nlbench import registry
 from nlbench.cli.app import app
 from nlbench.errors import RequestError
-from nlbench.plugin_loading import load_measure
+from nlbench.measure.contract import load_measure
 from nlbench.question import load_questions, markdown_table, plain_text
 from nlbench.source_facts import measure_facts
 

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from nlbench import registry
-from nlbench.plugin_loading import load_measure
+from nlbench.measure.contract import load_measure
 from nlbench.reports.definitions import definition, drawn_formula, formula
 
 BUILT_IN = [

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import Undefined, UnsupportedOperation
-from nlbench.introspection.dispatch import DispatchMode, written_in
-from nlbench.introspection.function_calls import FunctionCall, tensors_in
+from nlbench.introspection.function_calls import DispatchMode, FunctionCall, tensors_in, written_in
 from nlbench.introspection.known_functions import is_root_mean_square_norm, known_kind
 from nlbench.introspection.module_stack import HandwrittenCall, SiteName, SiteNames
 from nlbench.introspection.write_log import WriteLog, memory_of

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 from nlbench.introspection.attention import SoftmaxInterceptor
-from nlbench.introspection.autodiff import is_vmapped
 from nlbench.introspection.axes import batch_first, softmax_axis
-from nlbench.introspection.function_calls import FunctionCall, hidden_calls, tensors_in
+from nlbench.introspection.function_calls import FunctionCall, hidden_calls, is_vmapped, tensors_in
 from nlbench.introspection.module_stack import (
     CallId,
     HandwrittenCall,

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.introspection.attention import without_fast_path
-from nlbench.introspection.autodiff import is_vmapped
 from nlbench.introspection.axes import Layouts, batch_first
-from nlbench.introspection.function_calls import FunctionCall, unobserved_calls
+from nlbench.introspection.function_calls import FunctionCall, is_vmapped, unobserved_calls
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
 from nlbench.introspection.module_stack import CallId, ModuleCall, ModuleStack
 from nlbench.introspection.wrappers import through_wrappers

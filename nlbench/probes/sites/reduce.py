@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import Undefined
-from nlbench.introspection.dispatch import SPARSE_LAYOUTS
+from nlbench.introspection.function_calls import SPARSE_LAYOUTS
 
 from .rows import PositionSelector, SelectedPositions
 

@@ -23,7 +23,8 @@ import nlbench
 from nlbench.errors import RequestError
 from nlbench.execution import dask_cluster, processes
 from nlbench.execution.dask_cluster import _call_within
-from nlbench.execution.supervisor import WorkerCrash, WorkerPool
+from nlbench.execution.executors import WorkerPool
+from nlbench.execution.supervisor import WorkerCrash
 from nlbench.execution.unit_runner import UnitRunner
 from nlbench.execution.work_units import (
     Unit,

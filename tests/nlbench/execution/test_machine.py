@@ -4,8 +4,9 @@ import pytest
 import torch
 from pretend_cuda import PretendCuda
 
-from nlbench.execution import devices, machine
+from nlbench.execution import machine
 from nlbench.execution.machine import describe_environment
+from nlbench.introspection.memory import synchronize
 from nlbench.introspection.precision import exact_arithmetic
 
 CPU = torch.device("cpu")
@@ -46,5 +47,5 @@ def test_what_is_recorded_is_what_is_set():
 def test_a_clock_waits_for_apples_gpu_too(monkeypatch):
     waited = []
     monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
-    devices.synchronize(torch.device("mps"))
+    synchronize(torch.device("mps"))
     assert waited == ["mps"]

@@ -11,8 +11,8 @@ from torch import nn
 
 import nlbench
 from nlbench.execution import probe_pass
-from nlbench.execution.devices import CostMeter
 from nlbench.execution.worker import CellTimeout
+from nlbench.introspection.memory import CostMeter
 from nlbench.introspection.random_state import RandomStream
 from nlbench.measure import Measure, Result
 from nlbench.probes import Probe

@@ -13,11 +13,11 @@ from nlbench.errors import Undefined
 from nlbench.evaluation import SEED
 from nlbench.execution.probe_pass import Pass
 from nlbench.measure import site_measure
+from nlbench.measure.contract import load_measure
 from nlbench.measure.replicates import GROUPS, group_index
 from nlbench.options import resolve_options
-from nlbench.plugin_loading import load_measure, load_probe
 from nlbench.probes.function import FunctionBatch
-from nlbench.probes.probe import Resources
+from nlbench.probes.probe import Resources, load_probe
 from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.samples import sample_order
 from nlbench.subjects.subject import Subject

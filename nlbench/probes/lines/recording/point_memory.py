@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import RequestError
-from nlbench.introspection.dispatch import storage_of
+from nlbench.introspection.function_calls import storage_of
 from nlbench.introspection.memory import (
     OVERHEAD_BYTES,
     LiveBytes,

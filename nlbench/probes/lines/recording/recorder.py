@@ -28,15 +28,15 @@ from nlbench.errors import (
     UnsupportedOperation,
     first_line,
 )
-from nlbench.introspection.dispatch import (
+from nlbench.introspection.function_calls import (
     SPARSE_LAYOUTS,
     DispatchMode,
+    FunctionCall,
     modes_disabled,
     out_of_place,
     positional,
     written_in,
 )
-from nlbench.introspection.function_calls import FunctionCall
 from nlbench.introspection.model_copy import double_copy, precise_device, shape_copy
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.module_stack import ModuleCall, SiteName, SiteNames
