@@ -231,15 +231,9 @@ class _HSICTerms:
 
     def plus(self, other: _HSICTerms) -> _HSICTerms:
         units = max(self.unit_x, other.unit_x), max(self.unit_y, other.unit_y)
-        first, second = self.in_units(*units), other.in_units(*units)
-        return _HSICTerms(
-            first.xy + second.xy,
-            first.xx + second.xx,
-            first.yy + second.yy,
-            first.size_x + second.size_x,
-            first.size_y + second.size_y,
-            *units,
-        )
+        sides = (vars(each.in_units(*units)).values() for each in (self, other))
+        sums = [first + second for first, second in zip(*sides, strict=True)]
+        return _HSICTerms(*sums[:5], *units)
 
     def alignment(self) -> Tensor:
         """Compute CKA from the terms; raise `Undefined` if xx or yy is zero up to rounding."""

@@ -194,7 +194,7 @@ class NonlinearityCoefficient(Measure):
     r"""Nonlinearity coefficient of the network as a function: 1 for an affine network.
 
     It is a ratio of sums over all samples of the run; pairs are formed within a batch. Its
-    standard error is that for samples and directions, and errs on the large side.
+    standard error is that for samples and directions, too large rather than too small.
 
     Definition
     ----------

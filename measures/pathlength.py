@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 NONLINEAR_ADVANTAGE = Source(
-    citation=(
-        "C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "
-        "Might Not Be As Complex as You Think. ICML, 2023."
-    ),
-    equation="average path length",
+    "C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "
+    "Might Not Be As Complex as You Think. ICML, 2023.",
+    "average path length",
     bibtex=(
         "@inproceedings{mehmetigopel2023nonlinear,\n"
         "  title={Nonlinear Advantage: Trained Networks Might Not Be As Complex as You "

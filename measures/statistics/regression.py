@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 import torch
@@ -86,25 +87,11 @@ class RegressionSums:
 
     def plus(self, other: RegressionSums) -> RegressionSums:
         """Add the sums of other rows."""
-        return RegressionSums(
-            self.n + other.n,
-            self.x + other.x,
-            self.y + other.y,
-            self.xx + other.xx,
-            self.xy + other.xy,
-            self.yy + other.yy,
-        )
+        return RegressionSums(*map(operator.add, vars(self).values(), vars(other).values()))
 
     def minus(self, other: RegressionSums) -> RegressionSums:
         """Remove the sums of some of the rows."""
-        return RegressionSums(
-            self.n - other.n,
-            self.x - other.x,
-            self.y - other.y,
-            self.xx - other.xx,
-            self.xy - other.xy,
-            self.yy - other.yy,
-        )
+        return RegressionSums(*map(operator.sub, vars(self).values(), vars(other).values()))
 
     def about(self, mean_x: Tensor, mean_y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``xx``, ``xy`` and ``yy`` after subtracting the given means from the rows."""

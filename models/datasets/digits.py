@@ -26,11 +26,6 @@ def digits() -> Dataset:
     frozen), are the test split, the other 1,285 the training split. Mean and standard deviation
     come from the enlarged training images: 0.3054 and 0.3242 for each channel.
 
-    Returns
-    -------
-    Dataset
-        ``shape`` (3, 32, 32), 10 classes, everything in memory.
-
     References
     ----------
     E. Alpaydin, C. Kaynak. Optical Recognition of Handwritten Digits. UCI Machine

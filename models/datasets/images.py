@@ -70,24 +70,6 @@ def imagenet(folder: str = "", size: int = 0) -> Dataset:
     `folder` contains the folders ``train`` and ``val``, each with 1,000 folders named by WordNet
     identifiers (``n01440764``, …), whose order determines the labels. The test split is ``val``.
     Images are read on access.
-
-    Parameters
-    ----------
-    folder : str
-        By default ``$NLBENCH_DATA/imagenet``.
-    size : int
-        Side of the network's input. If 0, the side, resizing, cropping and normalisation are those
-        that the model's weights expect, else 224.
-
-    Returns
-    -------
-    Dataset
-        ``shape`` (3, size, size), 1,000 classes.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the folders are missing, or don't contain 1,000 classes.
     """
     root = _existing("imagenet", folder)
     if not any((root / name).is_dir() for name in ("val", "train")):
@@ -139,34 +121,9 @@ def images(
 
     If it has the folders ``train`` and ``val`` (or ``validation``, ``test``), they are the two
     splits; otherwise both splits contain all images. The alphabetical order of class folders
-    determines the labels. Images without class folders have no labels. Hidden files are no samples;
+    determines the labels. Images without class folders have no labels, nor do those of a given
+    number of `classes` that isn't that of the folders. Hidden files are no samples;
     the preprocessing counts files of other formats.
-
-    Parameters
-    ----------
-    folder : str
-        By default ``$NLBENCH_DATA/images``.
-    size : int
-        Side of the network's input. If 0, it is that of the model's weights. Without weights that
-        say so, squares of one size below 224 keep it, and others are resized as for ImageNet.
-    classes : int
-        Number of logits of the networks. If 0, it is the number of class folders, or 1,000 if there
-        are none. If it differs from the number of folders, the images have no labels.
-    channels : {1, 3}
-        1 converts images to grayscale; mean and standard deviation are then means over channels.
-    exif : bool
-        If True, images are rotated and mirrored as their EXIF data say.
-
-    Returns
-    -------
-    Dataset
-        ``shape`` (channels, size, size).
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the folder is missing or has no images, if it mixes images and class folders, if one
-        of the two splits is missing, or if their class folders differ.
     """
     return image_folder(_existing("images", folder), "images", size, channels, exif, classes)
 

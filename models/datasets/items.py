@@ -194,11 +194,6 @@ def read_image(
 
     Grayscale images get three identical channels. 16-bit values are reduced to their upper 8 bits.
     The result has shape (channels, crop, crop), with values in [0, 1] that are not normalised.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the image can't be read, or its pixels don't have 8 or 16 bits.
     """
     # Reading a pipe or a device might never end.
     check_is_file(Path(path), MAX_FILE_BYTES)
@@ -249,15 +244,6 @@ def generated_items(
     draw: Callable[[int, torch.Generator], tuple[Tensor, int]], size: int, *seeds: int
 ) -> IndexedItems:
     """Return items that are generated on access, each from its own seed.
-
-    Parameters
-    ----------
-    draw : callable
-        Maps an index and a generator to the item.
-    size : int
-        Number of items.
-    *seeds : int
-        Seeds of the generators.
 
     Examples
     --------

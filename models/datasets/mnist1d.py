@@ -30,11 +30,6 @@ def mnist1d() -> Dataset:
     Published accuracies are 32 % for logistic regression, 68 % for a perceptron and 94 % for a
     convolutional network. Nothing is downloaded: the package generates the signals with its
     default arguments and seed.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the package isn't installed.
     """
     _fingerprint()
     train, test = _generate()

@@ -138,11 +138,6 @@ def number_words(
 
     The numbers are drawn without replacement by NumPy's legacy generator, whose stream is frozen.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If both languages are the same, or there are fewer numbers than requested.
-
     Examples
     --------
     >>> data = number_words(train=200, test=20)

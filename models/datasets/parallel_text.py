@@ -26,17 +26,8 @@ _SPECIAL_TOKENS = ("[PAD]", "[START]", "[END]", "[UNKNOWN]")
 class Vocabulary:
     """Tokens and their indices, for both languages of a corpus.
 
-    The indices 0 to 3 are padding, start, end and unknown.
-
-    Parameters
-    ----------
-    text : str
-        A tokenizer in the JSON format of the tokenizers library.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the library is missing, or the text isn't a tokenizer.
+    They are read from the JSON format of the tokenizers library. The indices 0 to 3 are padding,
+    start, end and unknown.
 
     Examples
     --------
@@ -61,13 +52,7 @@ class Vocabulary:
 
     @classmethod
     def learn(cls, sentences: Iterable[str], size: int) -> Vocabulary:
-        """Learn a byte-pair vocabulary from sentences.
-
-        Parameters
-        ----------
-        size : int
-            Maximum number of tokens, including special ones.
-        """
+        """Learn a byte-pair vocabulary from sentences."""
         tokenizers = _library()
         from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -163,11 +148,6 @@ class ParallelText(Dataset):
 
     Inputs are one integer tensor of shape (n, 2, length), padded with 0: ``[:, 0]`` is the source,
     ``[:, 1]`` the target shifted by one. Labels are the next tokens.
-
-    Parameters
-    ----------
-    bleu_tokens : str
-        Name of sacrebleu's tokenizer for BLEU.
     """
 
     train: SentencePairs  # type: ignore[assignment]
@@ -288,11 +268,6 @@ def parallel(
 
     Lines that are empty in both files are dropped. The split is drawn by NumPy's legacy generator,
     whose stream is frozen. The vocabulary is learnt from the training split by default.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If a file is missing or can't be read, or the files have different numbers of lines.
 
     Examples
     --------

@@ -60,13 +60,7 @@ class DataPaths(Family):
         return name if is_path or os.path.lexists(name) else ""
 
     def load(self, name: str) -> Callable[..., Data]:
-        """Return the function that opens the data.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If there are none, or in no known form.
-        """
+        """Return the function that opens the data."""
         path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises for unknown users
         if not os.path.lexists(path):
             raise RequestError(f"there is no file or folder {shorten(name)}; expected {FORM}")

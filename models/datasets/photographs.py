@@ -33,11 +33,6 @@ def crops(count: int, seed: int, preprocessing: Preprocessing) -> IndexedItems:
 
     The first two are photographs' centres.
 
-    Parameters
-    ----------
-    preprocessing : Preprocessing
-        Side and interpolation of the crops.
-
     Examples
     --------
     >>> crops(2, 0, IMAGENET_PREPROCESSING)[1][0].shape

@@ -36,18 +36,6 @@ def random_tensors(
     Normalised to mean 0 and variance 1. Each tensor is generated on access from its own seed, so a
     larger `size` appends tensors without changing the others, and needs no memory.
 
-    Parameters
-    ----------
-    shape : str
-        Lengths of the axes of one tensor, separated by ``x``.
-    classes, size, seed : int
-        `size` is the number of tensors per split.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the shape can't be parsed, or a tensor has more than 2²⁸ elements.
-
     Examples
     --------
     >>> random_tensors("1x8x8").sample(4).inputs.shape
@@ -130,18 +118,6 @@ def synthetic(
 
     Images are generated on access from their own seeds, so a larger `size` appends images without
     changing the others, and needs no memory. Classes alternate.
-
-    Parameters
-    ----------
-    size, test_size : int
-        Number of images.
-    difficulty : float
-        In [0, 1].
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the patterns of all classes have more than 2²⁸ elements.
 
     Examples
     --------

@@ -170,13 +170,7 @@ class TextWindows:
         return inputs
 
     def sample(self, count: int | None, *, split: str = "test", seed: int = 0) -> Sample:
-        """Sample windows without replacement, taking the groups of files in turn.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If a file can't be read, or the text is too short for one window from each group.
-        """
+        """Sample windows without replacement, taking the groups of files in turn."""
         import torch
 
         if split not in ("test", "train"):

@@ -15,10 +15,8 @@ from nlbench.subjects.model import model
 from .vgg import LINEAR_REGIONS, check_numbers, initialize
 
 HE = Source(
-    citation=(
-        "K. He, X. Zhang, S. Ren, J. Sun. Deep Residual Learning for Image Recognition. CVPR, 2016."
-    ),
-    equation="section 4.2",
+    "K. He, X. Zhang, S. Ren, J. Sun. Deep Residual Learning for Image Recognition. CVPR, 2016.",
+    "section 4.2",
 )
 
 
@@ -27,15 +25,6 @@ class OptionABlock(nn.Module):
 
     If the shape changes, the shortcut takes every second pixel and pads the channels with zeros on
     both sides (option A, without parameters).
-
-    Parameters
-    ----------
-    inputs, outputs : int
-        Channels.
-    stride : int
-        Stride of the first convolution.
-    shortcut : bool
-        Add the input to the output.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, shortcut: bool) -> None:
@@ -70,16 +59,10 @@ class OptionABlock(nn.Module):
 class ResidualNetwork(nn.Module):
     """A 3×3 stem and three stages of blocks with 16, 32 and 64 channels.
 
-    It has 6n + 2 layers with weights for n blocks per stage. Batch norm follows every convolution;
+    It has 6n + 2 layers with weights for n blocks per stage, and as many parameters without
+    `shortcuts`, as the plain network. Batch norm follows every convolution;
     average pooling and a linear layer follow the last stage. Convolutions are initialised as in He
     et al. (Gaussian, variance 2 / fan-in), other layers with PyTorch's defaults.
-
-    Parameters
-    ----------
-    depth : int
-        6n + 2.
-    shortcuts : bool
-        False for the plain network, which has the same number of parameters.
 
     Examples
     --------
@@ -143,11 +126,9 @@ FIXUP_STD = 1e-6
 """Standard deviation of the weights that Fixup sets to zero."""
 
 FIXUP = Source(
-    citation=(
-        f"{LINEAR_REGIONS.citation} Initialisation after H. Zhang, Y. N. Dauphin, T. Ma. "
-        "Fixup Initialization: Residual Learning Without Normalization. ICLR, 2019."
-    ),
-    equation="appendix B, table 3",
+    f"{LINEAR_REGIONS.citation} Initialisation after H. Zhang, Y. N. Dauphin, T. Ma. "
+    "Fixup Initialization: Residual Learning Without Normalization. ICLR, 2019.",
+    "appendix B, table 3",
 )
 
 
@@ -155,13 +136,6 @@ class FixupBlock(nn.Module):
     """Two 3×3 convolutions with biases and a shortcut: ReLU(conv(ReLU(conv(x))) + shortcut(x)).
 
     The shortcut is the identity, or a 1×1 convolution without bias if the shape changes.
-
-    Parameters
-    ----------
-    inputs, outputs : int
-        Channels.
-    stride : int
-        Stride of the first convolution and the shortcut.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -193,11 +167,6 @@ class ResNet18(nn.Module):
     al., scaled by L^(-1 / (2m - 2)). The last layer of each branch and the linear layer, which
     Fixup sets to zero, are Gaussian with standard deviation 1e-6. Stem and shortcuts are
     initialised as in He et al. (Gaussian, variance 2 / fan-in).
-
-    Parameters
-    ----------
-    width : int
-        Base width w.
 
     Examples
     --------

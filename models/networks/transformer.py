@@ -12,11 +12,9 @@ from nlbench.errors import RequestError
 from nlbench.subjects.model import model
 
 ATTENTION = Source(
-    citation=(
-        "A. Vaswani, N. Shazeer, N. Parmar, J. Uszkoreit, L. Jones, A. N. Gomez, Ł. Kaiser, "
-        "I. Polosukhin. Attention Is All You Need. NeurIPS, 2017."
-    ),
-    equation="figure 1, at width 64",
+    "A. Vaswani, N. Shazeer, N. Parmar, J. Uszkoreit, L. Jones, A. N. Gomez, Ł. Kaiser, "
+    "I. Polosukhin. Attention Is All You Need. NeurIPS, 2017.",
+    "figure 1, at width 64",
 )
 PAD = 0
 
@@ -104,18 +102,6 @@ def transformer_tiny(
     num_classes: int = 128, input_shape: tuple[int, ...] = (2, 33)
 ) -> TransformerTiny:
     """Encoder–decoder Transformer of width 64 for parallel text.
-
-    Parameters
-    ----------
-    num_classes : int
-        Size of the vocabulary.
-    input_shape : tuple of int
-        (2, length) of the dataset.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the inputs aren't pairs of token rows.
 
     Examples
     --------

@@ -12,19 +12,15 @@ from nlbench.errors import RequestError
 from nlbench.subjects.model import model
 
 LINEAR_REGIONS = Source(
-    citation=(
-        "M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman. "
-        "Are All Linear Regions Created Equal? AISTATS, 2022."
-    ),
-    equation="appendix B, table 3",
+    "M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman. "
+    "Are All Linear Regions Created Equal? AISTATS, 2022.",
+    "appendix B, table 3",
 )
 
 SIMONYAN = Source(
-    citation=(
-        "K. Simonyan, A. Zisserman. Very Deep Convolutional Networks for Large-Scale Image "
-        "Recognition. ICLR, 2015."
-    ),
-    equation="table 1, configurations A, B, D and E",
+    "K. Simonyan, A. Zisserman. Very Deep Convolutional Networks for Large-Scale Image "
+    "Recognition. ICLR, 2015.",
+    "table 1, configurations A, B, D and E",
 )
 
 SHAPES: Mapping[int, tuple[tuple[tuple[int, int], ...], tuple[int, ...]]] = {
@@ -48,15 +44,6 @@ class VGG(nn.Module):
     of 64, 128, 256, 512 and 512 channels that leave one pixel, and linear layers
     512 → 512 → 512 → classes. As in the linear-regions paper, average pooling replaces max
     pooling, so ReLU is the only nonlinearity. Initialised by `initialize`.
-
-    Parameters
-    ----------
-    depth : {8, 11, 13, 16, 19}
-        Number of layers with weights.
-    in_channels : int
-        Channels of the input image.
-    num_classes : int
-        Number of logits.
 
     Examples
     --------

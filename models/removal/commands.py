@@ -100,8 +100,8 @@ Out = Annotated[
     typer.Option(
         "--out",
         "-o",
-        help="New folder for curve.html, curve.csv and left.safetensors. [MODEL-removed, with a "
-        "number if it exists]",
+        help="New folder for curve.html, curve.csv and left.safetensors. "
+        r"\[default: MODEL-removed, numbered if it exists]",
     ),
 ]
 Weights = Annotated[

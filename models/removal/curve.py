@@ -89,11 +89,6 @@ def removal_order(
         Statistic of the measure to rank by, where it has this one; otherwise its value.
     reverse : bool
         Return the opposite order.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the criterion is unknown, or has no value at any call.
     """
     check_criterion(criterion)
     names = [call.name for call in calls]
@@ -166,24 +161,7 @@ def refitted_maps(
 ) -> dict[str, AffineMap]:
     """Fit maps for some calls, each in the network whose earlier calls are already replaced.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        In evaluation mode.
-    inputs : tensor
-        All samples to fit on, as one batch.
-    is_full : bool
-        Fit full maps, not per-channel maps.
-
-    Returns
-    -------
-    dict of str to AffineMap
-        Keyed by name, in call order.
-
-    Raises
-    ------
-    nlbench.Undefined
-        If a call doesn't occur on the samples, or there are too few rows to fit a full map.
+    All inputs are one batch. The maps are keyed by name, in call order.
     """
     by_call = {call.call: call for call in calls}
     maps: dict[str, AffineMap] = {}
@@ -266,11 +244,6 @@ class Removal:
         -100 where there is nothing to predict.
     is_full : bool
         Replace calls by full maps, not by per-channel maps.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the outputs are not class logits, or the shape of the labels doesn't match theirs.
 
     Examples
     --------
@@ -442,34 +415,18 @@ def run_removal(
 ) -> RemovalResult:
     """Remove calls from a subject's network, one at a time.
 
+    The calls are those of `find_calls`, in the order of `removal_order`.
+
     Parameters
     ----------
     train, test : Subject
         The same network with samples for ranking and fitting, and with samples for evaluation.
-    criterion : str
-        See `nlbench.models.removal.curve.removal_order`.
     keep : float
-        Fraction of the network to keep.
-    share : {"calls", "units", "positions", "flops"}
-        What `keep` is a fraction of.
-    reverse : bool
-        Remove in the opposite order.
-    seed : int
-        Seed for the random order.
-    settings : mapping of str to value
-        Options of the criterion.
-    of : str
-        What the calls refer to; same values as ``sites.of``.
+        Fraction of the network to keep, of one of `CALL_WEIGHTS`, `share`.
     compute_curve : bool
         Evaluate the network after each removal, including those beyond the requested fraction.
     keep_relus : int, optional
         Maximum number of positions to keep, in place of `keep` and `share`.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the network is already transformed or has none of these calls, or if the criterion
-        can't rank them.
     """
     if transform := (train.facts.weights_metadata or {}).get("transform"):
         raise RequestError(

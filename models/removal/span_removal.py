@@ -53,13 +53,7 @@ def parse_span(text: str) -> tuple[str, int, int]:
 
 
 def find_span(model: nn.Module, example: Tensor, text: str) -> Span:
-    """Return the span of blocks that a text names, as in `parse_span`.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If there is none, or several lists of blocks have it.
-    """
+    """Return the span of blocks that a text names, as in `parse_span`."""
     blocks, first, last = parse_span(text)
     ends: dict[str, int] = {}
     for place in find_calls(model, example, of="spans:1"):
@@ -121,18 +115,9 @@ class SpanRemoval:
         seed: int,
         settings: Mapping[str, OptionValue | str],
     ) -> None:
-        """Remove spans that don't overlap, each the cheapest of those that come first.
+        """Remove spans that don't overlap, each the cheapest of the first `judged` ones.
 
-        Parameters
-        ----------
-        criterion : str
-            See `nlbench.models.removal.curve.removal_order`.
-        of : str
-            ``spans:L`` or ``spans:A..B``.
-        count : int
-            Number of spans to remove.
-        judged : int
-            Number of spans whose cost is measured before each removal.
+        Spans are those of `find_calls`, in the order of `removal_order`.
         """
         calls = find_calls(self.network, self._fitting[:2], of=of)
         order = removal_order(

@@ -81,11 +81,6 @@ class StreamFit:
     The first position of each sample is in the fit but not in the penalty's unit or in the choice:
     in language models its norm may be a hundred times that of the others.
 
-    Parameters
-    ----------
-    has_bias : bool
-        Fit a bias, which isn't penalised.
-
     Examples
     --------
     >>> x = torch.randn(8, 5, 3, generator=torch.Generator().manual_seed(0))
@@ -113,13 +108,7 @@ class StreamFit:
         self._samples += len(u)
 
     def fit(self) -> StreamMap:
-        """Return the map with the penalty that predicts held-out samples best.
-
-        Raises
-        ------
-        nlbench.Undefined
-            If there are fewer than two samples, or fewer than three positions.
-        """
+        """Return the map with the penalty that predicts held-out samples best."""
         rest = [self._parts[fold, False] for fold in (0, 1) if self._samples]
         if not rest or min(change.n for change, _ in rest) < 2:
             raise Undefined("maps of spans need at least two samples of three positions")
@@ -197,13 +186,7 @@ class Span:
 
     @classmethod
     def at(cls, place: ReplaceableCall, model: nn.Module) -> Span:
-        """Return the span at a place.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If its blocks are not consecutive members of a module list that are called once.
-        """
+        """Return the span at a place."""
         blocks, _, first = place.call.path.rpartition(".")
         last = place.end.path.rpartition(".")[2]
         members = model.get_submodule(blocks)
@@ -448,11 +431,8 @@ class SpanEvaluation:
     def network(self, result: SpanResult, map_name: str) -> nn.Module:
         """Return a copy of the network in which a span is replaced for good.
 
-        Raises
-        ------
-        nlbench.RequestError
-            If the copy doesn't compute what the replacement does: for example, a norm between the
-            layer that the map is folded into and the stream, or a layer that several blocks share.
+        Raise if it doesn't compute what the replacement does: for example, because of a norm
+        between the layer that the map is folded into and the stream, or a layer that blocks share.
         """
         span = result.span
         example = self._inputs[:2]
@@ -582,13 +562,7 @@ def untie_head(pretrained: Any) -> None:
 
 
 def cut_config(config: Any, length: int, removed: slice) -> None:
-    """Remove blocks from a transformers configuration, in place: their number, and lists of them.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If blocks share keys and values, or the configuration counts other blocks.
-    """
+    """Remove blocks from a transformers configuration in place: their number and lists of them."""
     if config.num_hidden_layers != length:
         raise RequestError(
             f"the configuration has {config.num_hidden_layers} blocks and the network {length}"

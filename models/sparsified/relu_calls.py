@@ -183,11 +183,6 @@ def find_calls(
     example : tensor or tuple of tensor
         Arguments of the model, batch first; by default noise with the first layer's input shape.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If the model can't be run on the example, or has no layer from which to derive one.
-
     Examples
     --------
     >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.SiLU())

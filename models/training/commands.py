@@ -50,7 +50,9 @@ InitialWeights = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(help="Seed for initialisation and shuffling. [0]", min=0, max=MAX_TRAINING_SEED),
+    typer.Option(
+        help=r"Seed for initialisation and shuffling. \[default: 0]", min=0, max=MAX_TRAINING_SEED
+    ),
 ]
 LabelNoise = Annotated[
     float | None,

@@ -25,11 +25,6 @@ def corrupt_labels(labels: Tensor, fraction: float, classes: int, seed: int) -> 
 
     Exactly ``round(fraction * n)`` labels change. The seed determines which, and to which classes.
 
-    Parameters
-    ----------
-    labels : integer tensor of shape (n,)
-        From 0 to classes - 1.
-
     References
     ----------
     M. Gamba et al. Are All Linear Regions Created Equal? AISTATS, 2022, appendix A.

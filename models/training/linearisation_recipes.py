@@ -125,11 +125,9 @@ post_training = Linearisation(
     schedule="cosine",
     starts_trained=True,
     source=Source(
-        citation=NONLINEAR_ADVANTAGE.citation,
-        equation=(
-            "sparsified PReLU, post-training; optimiser, rates and epochs are ours, chosen on "
-            "the digits"
-        ),
+        NONLINEAR_ADVANTAGE.citation,
+        "sparsified PReLU, post-training; optimiser, rates and epochs are ours, chosen on "
+        "the digits",
     ),
 )
 """Linearise a trained network by means of the sparsity penalty."""
@@ -140,10 +138,8 @@ from_start = replace(
     epochs=60,
     starts_trained=False,
     source=Source(
-        citation=NONLINEAR_ADVANTAGE.citation,
-        equation=(
-            "sparsified PReLU, from the start of training; optimiser, rates and epochs are ours"
-        ),
+        NONLINEAR_ADVANTAGE.citation,
+        "sparsified PReLU, from the start of training; optimiser, rates and epochs are ours",
     ),
 )
 """Train a network with the sparsity penalty from its initialisation."""

@@ -40,11 +40,6 @@ def write_state(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any
 def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Read the state of a training run, unpickling only tensors and plain values.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If the file is damaged or was written by another training run.
-
     Examples
     --------
     >>> import tempfile

@@ -188,13 +188,7 @@ class Recipe:
         return {}
 
     def check(self, model: nn.Module, example: Tensor) -> str:
-        """Raise if the recipe doesn't apply to a network; otherwise return a warning or ``""``.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the recipe doesn't apply.
-        """
+        """Raise if the recipe doesn't apply to a network; otherwise return a warning or ``""``."""
         return ""
 
 
@@ -221,11 +215,9 @@ vanilla = Recipe(
     decay_every=30,
     warmup_steps=200,
     source=Source(
-        citation=LINEAR_REGIONS,
-        equation=(
-            "appendix A, vanilla setting; learning rate 0.02 after a warm-up of 200 steps in "
-            "place of 0.1, and a fixed number of epochs in place of a threshold on the loss"
-        ),
+        LINEAR_REGIONS,
+        "appendix A, vanilla setting; learning rate 0.02 after a warm-up of 200 steps in "
+        "place of 0.1, and a fixed number of epochs in place of a threshold on the loss",
     ),
 )
 """SGD with momentum and a single learning rate drop, without augmentation."""
@@ -253,11 +245,9 @@ augmented = replace(
     shift=4,
     flip=True,
     source=Source(
-        citation=LINEAR_REGIONS,
-        equation=(
-            "appendix A, augmentation setting: shifts of up to 4 pixels and horizontal flips, "
-            "weight decay (5e-4, the customary value); rate, warm-up and epochs as for small data"
-        ),
+        LINEAR_REGIONS,
+        "appendix A, augmentation setting: shifts of up to 4 pixels and horizontal flips, "
+        "weight decay (5e-4, the customary value); rate, warm-up and epochs as for small data",
     ),
 )
 """The vanilla recipe with shifts of up to 4 pixels, flips and weight decay."""
@@ -271,11 +261,9 @@ noisy_labels = replace(
     label_noise=0.4,
     until_train_accuracy=1.0,
     source=Source(
-        citation=LINEAR_REGIONS,
-        equation=(
-            "appendix A, noisy labels: 40 % corrupted, until all of them are fitted; rate, "
-            "warm-up and one step down as for small data in place of 0.95 per epoch"
-        ),
+        LINEAR_REGIONS,
+        "appendix A, noisy labels: 40 % corrupted, until all of them are fitted; rate, "
+        "warm-up and one step down as for small data in place of 0.95 per epoch",
     ),
 )
 """The vanilla recipe with 40 % of the labels corrupted; trains until all labels are fitted."""
@@ -290,12 +278,10 @@ linear_regions_vanilla = Recipe(
     decay_every=100,
     until_loss=1e-2,
     source=Source(
-        citation=LINEAR_REGIONS,
-        equation=(
-            "appendix A, vanilla setting: SGD, momentum 0.9, batches of 128, learning rate 0.1 "
-            "with steps down, until a loss; the step, its period and the loss are illegible in "
-            "the text used here: 0.1, 100 epochs and 0.01 are ours"
-        ),
+        LINEAR_REGIONS,
+        "appendix A, vanilla setting: SGD, momentum 0.9, batches of 128, learning rate 0.1 "
+        "with steps down, until a loss; the step, its period and the loss are illegible in "
+        "the text used here: 0.1, 100 epochs and 0.01 are ours",
     ),
 )
 """The linear-regions paper's plain setting, for CIFAR-10 and CIFAR-100."""
@@ -307,11 +293,9 @@ linear_regions_augmented = replace(
     shift=4,
     flip=True,
     source=Source(
-        citation=LINEAR_REGIONS,
-        equation=(
-            "appendix A, augmentation setting: the vanilla one with shifts of up to 4 pixels, "
-            "horizontal flips and weight decay (its value is illegible; 5e-4 is ours)"
-        ),
+        LINEAR_REGIONS,
+        "appendix A, augmentation setting: the vanilla one with shifts of up to 4 pixels, "
+        "horizontal flips and weight decay (its value is illegible; 5e-4 is ours)",
     ),
 )
 """The linear-regions paper's setting with augmentation, for CIFAR-10 and CIFAR-100."""
@@ -325,11 +309,9 @@ linear_regions_noisy_labels = replace(
     until_train_accuracy=1.0,
     label_noise=0.4,
     source=Source(
-        citation=f"{LINEAR_REGIONS} After {ZHANG}",
-        equation=(
-            "appendix A, noisy labels: until every label is fitted, learning rate 0.1 times 0.95 "
-            "per epoch, no augmentation; the share of noise is one of the paper's 0.2 to 1.0"
-        ),
+        f"{LINEAR_REGIONS} After {ZHANG}",
+        "appendix A, noisy labels: until every label is fitted, learning rate 0.1 times 0.95 "
+        "per epoch, no augmentation; the share of noise is one of the paper's 0.2 to 1.0",
     ),
 )
 """The linear-regions paper's setting for corrupted labels, for CIFAR-10 and CIFAR-100."""
@@ -342,12 +324,10 @@ linear_regions_double_descent = Recipe(
     optimizer="adam",
     label_noise=0.2,
     source=Source(
-        citation=f"{LINEAR_REGIONS} After {NAKKIRAN}",
-        equation=(
-            "appendix A, model-wise double descent: Adam, no regularisation, no augmentation; "
-            "rate 1e-4 as Nakkiran et al.; the epochs (500) and the noise (0.2) are illegible "
-            "in the text used here and are ours"
-        ),
+        f"{LINEAR_REGIONS} After {NAKKIRAN}",
+        "appendix A, model-wise double descent: Adam, no regularisation, no augmentation; "
+        "rate 1e-4 as Nakkiran et al.; the epochs (500) and the noise (0.2) are illegible "
+        "in the text used here and are ours",
     ),
 )
 """The linear-regions paper's setting for double descent over ResNet18 width, on CIFAR-10."""
@@ -361,11 +341,9 @@ translation = Recipe(
     schedule="cosine",
     warmup_steps=100,
     source=Source(
-        citation=ATTENTION.citation,
-        equation=(
-            "section 5.3: Adam with a warm-up; a cosine to 0 in place of the inverse square root, "
-            "no label smoothing, no dropout"
-        ),
+        ATTENTION.citation,
+        "section 5.3: Adam with a warm-up; a cosine to 0 in place of the inverse square root, "
+        "no label smoothing, no dropout",
     ),
 )
 """Adam with a warm-up and a cosine schedule, for small Transformers on parallel text."""

@@ -189,20 +189,7 @@ class Task(ABC):
 
 
 class Classification(Task):
-    """Classification of images.
-
-    Parameters
-    ----------
-    recipe : Recipe
-        Its augmentation and label noise are applied.
-    seed : int
-        Seed for the label noise.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the images have no labels or can't be read.
-    """
+    """Classification of images."""
 
     def __init__(self, dataset: Dataset, recipe: Recipe, seed: int) -> None:
         if not getattr(dataset, "labelled", True):
@@ -244,11 +231,6 @@ class InMemoryTask(Task):
     ----------
     train, test : pair of tensors
         Inputs of shape (n, ...) and targets of shape (n,) or (n, length).
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the recipe augments images or corrupts labels.
     """
 
     def __init__(

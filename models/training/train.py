@@ -304,14 +304,6 @@ def run_training(
     keep_epochs, keep_every
         Epochs after which a checkpoint is written, and the number of epochs between others (0:
         none).
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the request can't be carried out, if the checkpoint exists, or if there is an interrupted
-        run and it differs or `resume` is False.
-    nlbench.NotFinite
-        If the loss or a logit is NaN or infinite. The failure is recorded in the manifest.
     """
     if out.suffix != ".safetensors":
         raise RequestError(f"--out: expected a name ending in .safetensors, got '{out}'")

@@ -57,11 +57,6 @@ class Package:
 class PackagedFile:
     """A file inside a package.
 
-    Parameters
-    ----------
-    name : str
-        Path within the import package.
-
     Examples
     --------
     >>> missing = PackagedFile(Package("nothing", "1.0", "no_such_module"), "a.pt", "")
@@ -76,13 +71,7 @@ class PackagedFile:
 
     @property
     def path(self) -> Path:
-        """Path of the file.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the package isn't installed, or lacks the file.
-        """
+        """Path of the file."""
         folder = self.package.folder
         if folder is None:
             raise RequestError(f"{self.package.name} isn't installed: {self.package.command}")
@@ -93,13 +82,7 @@ class PackagedFile:
         return folder / self.name
 
     def verified(self) -> Path:
-        """Return the path of the file after verifying its published SHA-256.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the file is missing or differs.
-        """
+        """Return the path of the file after verifying its published SHA-256."""
         path = self.path
         digest = file_hash(path)
         if digest != self.sha256:

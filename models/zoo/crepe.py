@@ -32,11 +32,6 @@ class Crepe(nn.Module):
 
     The published network applies a sigmoid to the bins; this one returns the logits.
 
-    Parameters
-    ----------
-    channels : sequence of int
-        Channels of the convolutions.
-
     Examples
     --------
     >>> Crepe(_CHANNELS["tiny"])(torch.zeros(2, 1024)).shape
@@ -95,17 +90,8 @@ def bin_frequency(bins: Tensor) -> Tensor:
 def harmonic_tones(frequency: Tensor, length: int, generator: Generator) -> Tensor:
     """Generate tones of eight harmonics with random amplitudes and phases at 16 kHz.
 
-    Harmonics above half the sampling rate are omitted.
-
-    Parameters
-    ----------
-    frequency : tensor of shape (n,)
-        In Hz.
-
-    Returns
-    -------
-    tensor of shape (n, length)
-        Each tone has mean 0 and standard deviation 1.
+    Harmonics above half the sampling rate are omitted. Frequencies (n,) in Hz become tones
+    (n, length), each of mean 0 and standard deviation 1.
     """
     time = torch.arange(length, dtype=torch.float64) / SAMPLE_RATE
     number = torch.arange(1, 9, dtype=torch.float64)

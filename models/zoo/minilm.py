@@ -18,13 +18,7 @@ PAD = 0
 
 
 class SentenceEncoder(nn.Module):
-    """Mean of the tokens' last hidden states, scaled to norm 1, as in sentence-transformers.
-
-    Parameters
-    ----------
-    bert : torch.nn.Module
-        The BERT model of transformers.
-    """
+    """Mean of the tokens' last hidden states, scaled to norm 1, as in sentence-transformers."""
 
     def __init__(self, bert: nn.Module) -> None:
         super().__init__()

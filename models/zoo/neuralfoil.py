@@ -66,11 +66,6 @@ def airfoils(count: int = 512, seed: int = 0) -> Dataset:
     The 25 inputs are shape parameters, angle of attack, Reynolds number and properties of the
     transition to turbulence, scaled as in training. Mean and covariance come from the package.
     There are no labels.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the package isn't installed.
     """
     mean, covariance = _distribution(DISTRIBUTION.verified())
     # Not by Cholesky, since the covariance is singular up to rounding.

@@ -103,11 +103,6 @@ def reactions(count: int = 256, length: int = 63, seed: int = 0) -> Dataset:
 
     All combinations of 45 groups and six reagents are written as SMILES. Those with `length` tokens
     are drawn without replacement, so that no row is padded.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the package isn't installed, or there are too few reactions of that length.
     """
     vocabulary = load_vocabulary()
     smiles = (

@@ -108,13 +108,7 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def read_gguf(path: Path, *, with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the metadata and the tensors of a GGUF file.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If a tensor has a quantisation other than Q4_1 or Q8_0.
-    """
+    """Read the metadata and the tensors of a GGUF file."""
     content = memoryview(path.read_bytes())
     reader = _Reader(content)
     _, _, tensor_count, value_count = (reader.scalar(code) for code in "IIQQ")

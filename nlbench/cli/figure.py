@@ -18,7 +18,7 @@ def figure(
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="A .pdf, .svg or .png file.", show_default="FORM.pdf"),
+        typer.Option("--output", "-o", help=r"A .pdf, .svg or .png file. \[default: FORM.pdf]"),
     ] = None,
     measure: Annotated[
         str | None, typer.Option("--measure", help="Measure to draw.", metavar="NAME")

@@ -118,7 +118,9 @@ def new_measure(
     name: Annotated[str, typer.Argument(help="Name of the measure.")],
     out: Annotated[
         str | None,
-        typer.Option("--out", "-o", help="Folder to create. [nlbench-NAME]", metavar="DIR"),
+        typer.Option(
+            "--out", "-o", help=r"Folder to create. \[default: nlbench-NAME]", metavar="DIR"
+        ),
     ] = None,
 ) -> None:
     """Write a package for a new measure: entry point, formula and tests."""

@@ -29,10 +29,13 @@ Margin = Annotated[
     float,
     typer.Option(min=0, max=1e6, help="Margin, as a fraction of the distance between samples."),
 ]
-Memory = Annotated[str, typer.Option(help="Memory limit, such as 4GB. [half of the free memory]")]
+Memory = Annotated[
+    str,
+    typer.Option(help=r"Memory limit, such as 4GB. \[default: half of the free memory]"),
+]
 Picture = Annotated[
     str | None,
-    typer.Option("--out", "-o", help="New file. [plane.png, with a number if it exists]"),
+    typer.Option("--out", "-o", help=r"New file. \[default: plane.png, numbered if it exists]"),
 ]
 
 

@@ -129,10 +129,12 @@ def _parameter(name: str, option: Option, panel: str) -> inspect.Parameter:
     flags = [f"--{flag}" for flag in option.names]
     if option.kind == "boolean":
         flags = [f"{flags[0]}/--no-{option.names[0]}"]
+    # Typer puts a default that it doesn't compute in parentheses.
+    default = rf" \[default: {option.default_text}]" if option.default_text else ""
     typer_option = typer.Option(
         *flags,
-        help=option.help,
-        show_default=option.default_text or False,
+        help=f"{option.help}{default}",
+        show_default=False,
         metavar="NAME" if option.choices else _METAVARS[option.kind],
         autocompletion=name_completer(option.group) if option.group else None,
         rich_help_panel=panel,

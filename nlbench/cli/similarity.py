@@ -26,7 +26,9 @@ def similarity(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="New file, .html or .csv. [similarity.html in the run's folder]"
+            "--output",
+            "-o",
+            help=r"New file, .html or .csv. \[default: similarity.html in the run's folder]",
         ),
     ] = None,
     device: Device = "auto",

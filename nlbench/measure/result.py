@@ -7,6 +7,7 @@ Standard errors, intervals and ranks are computed from the replicates of values;
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -257,9 +258,7 @@ class Result:
             if len(failed) > 1:
                 reason += f" (and {len(failed) - 1} more places)"
             return cls.missing("failed", reason, entries, n)
-        reasons = "; ".join(
-            dict.fromkeys(v.reason for v in entries if v.status != "ok" and v.reason)
-        )
+        reasons = _join_reasons(entries)
         if not scores:
             return cls.missing("undefined", reasons or "no place to measure", entries, n)
         missing = len(entries) - len(scores)
@@ -280,6 +279,21 @@ class Result:
             notes=dict(notes or {}),
             replicates=replicates,
         )
+
+
+def _join_reasons(values: Iterable[Value]) -> str:
+    """Join the reasons of undefined values, with one for those that differ in numbers only."""
+    groups: dict[str, list[str]] = {}
+    for value in values:
+        if value.status != "ok" and value.reason:
+            form = re.sub(r"\d[\d.,]*", "#", value.reason)
+            if value.reason not in groups.setdefault(form, []):
+                groups[form].append(value.reason)
+    joined = []
+    for first, *others in groups.values():
+        more = f" (and {len(others)} alike with other numbers)" if others else ""
+        joined.append(f"{first}{more}")
+    return "; ".join(joined)
 
 
 def _failed_if_not_finite(value: Value) -> Value:

@@ -58,8 +58,8 @@ Measures = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option(
-        help="Number of networks trained or measured in parallel. [number of cores; 1 on a GPU "
-        "or for a study that takes a few seconds]",
+        help="Number of networks trained or measured in parallel. "
+        r"\[default: number of cores; 1 on a GPU or for a study of a few seconds]",
         min=1,
         max=1024,
     ),

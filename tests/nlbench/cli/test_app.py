@@ -83,6 +83,21 @@ def test_examples_have_commands_and_options(example):
     assert {text for text in arguments if text.startswith("-")} <= options
 
 
+@pytest.mark.parametrize("name", sorted(typer.main.get_command(app).commands))
+def test_help_shows_all_text_of_options(name):
+    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).stdout
+    shown = " ".join(shown.replace("│", " ").split())
+    for parameter in typer.main.get_command(app).commands[name].params:
+        help_text = " ".join((parameter.help or "").replace("\\[", "[").split())
+        assert help_text in shown
+
+
+def test_help_prints_defaults_of_run():
+    shown = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).stdout
+    for default in ("512", "test", "vgg8", "affinity,absdev", "up to 4", "failed"):
+        assert f"[default: {default}]" in " ".join(shown.replace("│", " ").split())
+
+
 def test_help_of_a_command_ends_with_its_examples():
     shown = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "80"}).stdout
     for line in EXAMPLES["run"]:

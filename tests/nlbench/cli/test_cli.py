@@ -486,12 +486,6 @@ def test_names_are_completed_in_the_shell(tmp_path):
     assert dict(zip(completed, said, strict=True)) == completed, done.stderr
 
 
-def test_help_prints_defaults(tmp_path):
-    shown = nlbench_run("run", "--help", cwd=tmp_path, env={"COLUMNS": "200"}).stdout
-    for default in ("(512)", "(test)", "(vgg8)", "(affinity,absdev)", "(up to 4)", "(failed)"):
-        assert default in shown
-
-
 def test_names_as_people_type_them_are_understood(here, tmp_path):
     done = here(
         "run", "--measure", "r2", "--models", "vgg8", "--dataset", "digits", "--seed", "0-2,1",

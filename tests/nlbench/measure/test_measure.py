@@ -116,6 +116,13 @@ def test_reading_without_defined_place_is_undefined():
     )
 
 
+def test_reasons_with_other_numbers_stand_once():
+    reasons = ["64 rows for 128 inputs", "64 rows for 256 inputs", "constant output"]
+    values = [Value.missing(f"{i}", "undefined", reason) for i, reason in enumerate(reasons)]
+    expected = "64 rows for 128 inputs (and 1 alike with other numbers); constant output"
+    assert Result.of([*values, values[0]]).reason == expected
+
+
 def test_non_finite_score_fails_and_names_the_place():
     x = torch.full((4, 2), math.nan)
     good = torch.randn(4, 2)
