@@ -231,9 +231,9 @@ class _HSICTerms:
 
     def plus(self, other: _HSICTerms) -> _HSICTerms:
         units = max(self.unit_x, other.unit_x), max(self.unit_y, other.unit_y)
-        sides = (vars(each.in_units(*units)).values() for each in (self, other))
-        sums = [first + second for first, second in zip(*sides, strict=True)]
-        return _HSICTerms(*sums[:5], *units)
+        first, second = (vars(each.in_units(*units)) for each in (self, other))
+        sums = {name: first[name] + second[name] for name in ("xy", "xx", "yy", "size_x", "size_y")}
+        return _HSICTerms(**sums, unit_x=units[0], unit_y=units[1])
 
     def alignment(self) -> Tensor:
         """Compute CKA from the terms; raise `Undefined` if xx or yy is zero up to rounding."""

@@ -45,11 +45,6 @@ def stars(x: Tensor, directions: int, radius: float, generator: torch.Generator)
     -------
     tensor of shape (n, 2, directions, *input)
         The vertices x - r v, then x + r v.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If there are more directions than inputs.
     """
     size = x[0].numel()
     if directions > size:
@@ -74,13 +69,6 @@ def changed_units(model: nn.Module, vertices: Tensor) -> Tensor:
     Returns
     -------
     tensor of shape (n,), float64
-
-    Raises
-    ------
-    nlbench.Undefined
-        If the network has no activations, or they can't be observed.
-    nlbench.NotFinite
-        If a value is NaN or infinite.
 
     References
     ----------

@@ -12,10 +12,8 @@ from nlbench.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from .command_pages import removal_table as removal_table
-    from .command_pages import span_table as span_table
     from .command_pages import write_removal as write_removal
     from .command_pages import write_similarity as write_similarity
-    from .command_pages import write_spans as write_spans
     from .compare import check_comparison_file as check_comparison_file
     from .compare import compare_runs as compare_runs
     from .exports import to_latex as to_latex

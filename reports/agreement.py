@@ -200,16 +200,14 @@ def _with_interval(
     return Correlation(value, min(value, low), max(value, high), n)
 
 
-def agreement(
-    rows: Sequence[Row], scores: Scores, measures: Mapping[str, Mapping[str, Any]]
-) -> dict[str, dict[tuple[str, str], Correlation]]:
+def agreement(rows: Sequence[Row], scores: Scores) -> dict[str, dict[tuple[str, str], Correlation]]:
     """Correlate all pairs of measures, oriented so that larger values mean more nonlinear.
 
     ``spearman`` and ``kendall`` are over networks, one per row, and ``pearson`` over sites within
     networks (only for measures that use the probe ``sites``), each keyed by pair of measures.
     Measures without a direction are not reoriented.
     """
-    senses = {name: sense_of(measures.get(name, {})) or 1 for name in scores.measures}
+    senses = {name: sense_of(info) or 1 for name, info in scores.measures.items()}
     columns = {
         name: senses[name] * np.array([row.entries[name].value for row in rows])
         for name in scores.measures
@@ -220,7 +218,7 @@ def agreement(
     for a, b in itertools.combinations(scores.measures, 2):
         coefficients["spearman"][a, b] = spearman(columns[a], columns[b])
         coefficients["kendall"][a, b] = kendall(columns[a], columns[b])
-        if {measures.get(name, {}).get("probe") for name in (a, b)} == {"sites"}:
+        if {scores.measures[name].get("probe") for name in (a, b)} == {"sites"}:
             common = []
             for subject in scores.subjects:
                 x, y = (

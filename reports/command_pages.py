@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 
 def write_similarity(similarity: Similarity, output: Path) -> Path:
-    """Write the matrix in the format given by the file's suffix.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the suffix isn't ``.html`` or ``.csv``.
-    """
+    """Write the matrix in the format given by the file's suffix."""
     check_suffix(output, (".html", ".csv"))
     is_table = output.suffix == ".csv"
     return write_text(output, to_csv(similarity.frame()) if is_table else _page(similarity))
@@ -50,93 +44,63 @@ def _page(similarity: Similarity) -> str:
     )
 
 
-_LABELS = {
-    "accuracy": "accuracy, %",
-    "loss": "cross-entropy, nats",
-    "kl": "KL divergence, nats",
-}
+_LABELS = {"accuracy": "accuracy, %", "kl": "KL divergence, nats"}
 
 
 def removal_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the steps of a removal as text: fractions in percent, other numbers rounded."""
-    names = [re.sub(r"left_(\w+)", r"\1 left", name) for name in rows[0]]
-    texts = [
-        (str(row["removed"]) or "(none)", *(_text(name, row[name]) for name in list(row)[1:]))
-        for row in rows
-    ]
-    return Table(tuple(names), tuple(texts), numbers=True)
-
-
-def _text(name: str, value: float) -> str:
-    if name == "accuracy" or name.startswith("left_"):
-        return f"{100 * value:.1f} %"
-    return f"{value:,}" if name == "positions" else number(value, 4)
-
-
-def write_removal(
-    rows: Sequence[Mapping[str, Any]], file: Path, *, title: str, share: str, sentence: str
-) -> Path:
-    """Write a page with the curve of a removal and its table.
-
-    Parameters
-    ----------
-    rows : sequence of mapping
-        One per step: ``removed``, ``left_calls``, ``left_units``, ``left_flops``, and
-        ``accuracy``, ``loss`` and ``kl`` as far as they are known.
-    share : str
-        What the curve is drawn over: calls, units, positions or flops.
-    """
-    known = [name for name in ("accuracy", "kl") if name in rows[0]]
-
-    def draw(figure: Figure) -> float:
-        panels = figure.subplots(1, len(known), squeeze=False)[0]
-        for axes, name in zip(panels, known, strict=True):
-            factor = 100 if name == "accuracy" else 1
-            values = [factor * row[name] for row in rows]
-            draw_curve(axes, [100 * row[f"left_{share}"] for row in rows], values)
-            axes.set_xlabel(f"{share} that remain, %")
-            axes.set_ylabel(_LABELS[name])
-        return 2.4
-
-    svg = to_svg(laid_out(PAGE_WIDTH, "svg", draw), prefix="curve", title=title)
-    html = render(
-        "removal.html.j2",
-        title=title,
-        sentence=sentence,
-        plot=Markup(in_page_colours(svg)),
-        table_of_steps=removal_table(rows),
-    )
-    return write_text(file, html)
-
-
-def write_spans(
-    candidates: Sequence[Mapping[str, Any]],
-    totals: Sequence[Mapping[str, Any]],
-    file: Path,
-    *,
-    title: str,
-    sentence: str,
-) -> Path:
-    """Write a page with the spans that were judged, and the networks before and after."""
-    tables = {"Networks": span_table(totals), "Judged spans": span_table(candidates)}
-    html = render("removed_spans.html.j2", title=title, sentence=sentence, tables=tables)
-    return write_text(file, html)
-
-
-def span_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return rows of spans or networks as text, with each cost next to its standard error."""
+    """Return rows of a removal as text: fractions in percent, costs with their standard errors."""
     names = [name for name in rows[0] if not name.endswith("_se")]
-    texts = [tuple(_span_text(row, name) for name in names) for row in rows]
-    return Table(tuple(name.replace("_", " ") for name in names), tuple(texts), numbers=True)
+    head = [re.sub(r"left_(\w+)", r"\1 left", name).replace("_", " ") for name in names]
+    texts = [tuple(_text(row, name) for name in names) for row in rows]
+    return Table(tuple(head), tuple(texts), numbers=True)
 
 
-def _span_text(row: Mapping[str, Any], name: str) -> str:
+def _text(row: Mapping[str, Any], name: str) -> str:
     value = row[name]
     if isinstance(value, str):
-        return value
+        return value or ("(none)" if name == "removed" else "")
+    if name == "accuracy" or name.startswith("left_"):
+        return f"{100 * value:.1f} %"
     if isinstance(value, int):
         return f"{value:,}"
     if value != value:
         return "–"
     error = row.get(f"{name}_se")
     return number(value, 4) if error is None else f"{value:.3f} ± {error:.3f}"
+
+
+def write_removal(
+    tables: Mapping[str, Sequence[Mapping[str, Any]]],
+    file: Path,
+    *,
+    title: str,
+    sentence: str,
+    share: str = "",
+) -> Path:
+    """Write a page with the tables of a removal, by their headings.
+
+    With a `share`, such as ``calls``, the accuracy and the divergence of the first table's rows are
+    drawn over its remaining fraction.
+    """
+    (first, *_) = tables.values()
+    known = [name for name in ("accuracy", "kl") if share and name in first[0]]
+
+    def draw(figure: Figure) -> float:
+        panels = figure.subplots(1, len(known), squeeze=False)[0]
+        for axes, name in zip(panels, known, strict=True):
+            factor = 100 if name == "accuracy" else 1
+            values = [factor * row[name] for row in first]
+            draw_curve(axes, [100 * row[f"left_{share}"] for row in first], values)
+            axes.set_xlabel(f"{share} that remain, %")
+            axes.set_ylabel(_LABELS[name])
+        return 2.4
+
+    svg = to_svg(laid_out(PAGE_WIDTH, "svg", draw), prefix="curve", title=title) if known else ""
+    html = render(
+        "removal.html.j2",
+        title=title,
+        sentence=sentence,
+        plot=Markup(in_page_colours(svg)),
+        tables={heading: removal_table(rows) for heading, rows in tables.items()},
+    )
+    return write_text(file, html)

@@ -28,7 +28,7 @@ from .estimates import Change, Estimate, change, exceeding, relative_change
 from .exports import markdown_table, to_csv
 from .leaderboard import sense_of
 from .manifest import flatten, settings_of
-from .tables import Measures, NamedRun, Score, TableSubject, has_relative, read_run
+from .tables import Measures, NamedRun, Score, TableSubject, read_run
 from .terminal import print_line
 from .text import (
     ERROR_LEGEND,
@@ -214,11 +214,6 @@ class Comparison:
             ``MEASURE > 5%``, ``MEASURE > 0.01``, ``MEASURE@PLACE > 0.05``, …: the difference
             exceeds the bound in either direction; ``> +5%`` means a rise and ``< -5%`` a fall by
             more than 5 %. MEASURE and PLACE may be globs. Without a place, networks are compared.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If a condition can't be parsed or matches nothing.
         """
         return [line for condition in conditions for line in self._broken(condition)]
 
@@ -314,9 +309,10 @@ class Comparison:
         """Describe the change in each network that has errors, one line per measure."""
         lines = []
         for d in self.differences:
-            if has_relative(d.measure, self.measures) or math.isnan(d.error):
+            info = self.measures[d.measure]
+            if "relative" in info or math.isnan(d.error):
                 continue
-            text = d.sentence(self.measures.get(d.measure, {}))
+            text = d.sentence(info)
             if text:
                 lines.append(text if self._is_single() else f"{d.subject}: {text}")
         return lines
@@ -383,11 +379,6 @@ class Comparison:
         """Write the comparison in the format given by the file's suffix.
 
         An existing file is replaced.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the suffix isn't ``.html``, ``.csv`` or ``.md``.
         """
         check_suffix(output, _MARKS)
         writers = {".html": self.html, ".md": self.markdown}
@@ -396,12 +387,7 @@ class Comparison:
 
 
 def check_comparison_file(output: Path) -> None:
-    """Raise unless a comparison can be written to a file that is new or an earlier comparison.
-
-    Raises
-    ------
-    nlbench.RequestError
-    """
+    """Raise unless a comparison can be written to a file that is new or an earlier comparison."""
     check_suffix(output, _MARKS)
     if not is_replaceable(output, _MARKS[output.suffix]):
         raise RequestError(f"{output} is not a comparison by nlbench; choose another file")
@@ -443,8 +429,8 @@ def compare_runs(first: Run, second: Run) -> Comparison:
     names = str(first.name), str(second.name)
     if names[0] == names[1]:
         names = f"{names[0]} (1)", f"{names[1]} (2)"
-    before, described = read_run(first)
-    after, _ = read_run(second)
+    before = read_run(first)
+    after = read_run(second)
     pairs = _match_checkpoints(before.subjects, after.subjects)
     measures = [name for name in before.measures if name in after.measures]
     calls = {record.identity: record.probe.facts.get("where", {}) for record in second.records}
@@ -469,7 +455,7 @@ def compare_runs(first: Run, second: Run) -> Comparison:
         alone += [(run, f"{m} of every subject") for m in scores.measures if m not in measures]
     explanations = tuple(_explanations(first, second, pairs))
     tested = tuple(mark_significant(differences))
-    return Comparison(names, tested, explanations, tuple(alone), described)
+    return Comparison(names, tested, explanations, tuple(alone), before.measures)
 
 
 def _match_checkpoints(

@@ -26,7 +26,7 @@ from .estimates import change
 from .fingerprint import Scale
 from .leaderboard import Row, Standing, family_of, sense_of
 from .population import colour_scale, reference_share
-from .tables import RELATIVE, Measures, NamedRun, Score, Scores, TableSubject
+from .tables import RELATIVE, NamedRun, Score, Scores, TableSubject
 from .text import (
     count,
     entry_decimals,
@@ -89,11 +89,8 @@ class PageData:
         The scale of the strips of each measure.
     """
 
-    def __init__(
-        self, scores: Scores, measures: Measures, rows: Sequence[Row], runs: Sequence[NamedRun]
-    ) -> None:
+    def __init__(self, scores: Scores, rows: Sequence[Row], runs: Sequence[NamedRun]) -> None:
         self._scores = scores
-        self._measures = measures
         self._rows = rows
         self._runs = {run.name: run for run in runs}
         self._first = runs[0]
@@ -102,11 +99,9 @@ class PageData:
         self._traces: dict[str, int] = {}
         self.colours = {
             name: colour_scale(
-                name,
-                measures.get(name, {}),
-                (v for s in scores.subjects for v in scores[s.label, name].place_values),
+                name, info, (v for s in scores.subjects for v in scores[s.label, name].place_values)
             )
-            for name in scores.measures
+            for name, info in scores.measures.items()
         }
 
     def pack(self) -> dict[str, Any]:
@@ -186,7 +181,7 @@ class PageData:
         return chosen
 
     def _measure(self, name: str) -> dict[str, Any]:
-        info = self._measures.get(name, {})
+        info = self._scores.measures[name]
         sense = sense_of(info)
         bounds = info.get("bounds") or (None, None)
         places = [p for s in self._scores.subjects for p in self._scores[s.label, name].places]
@@ -222,7 +217,7 @@ class PageData:
 
     def _entry(self, entry: Standing, name: str, decimals: int | None) -> dict[str, Any]:
         texts = entry_texts(entry, decimals)
-        share = reference_share(entry.value, name, self._measures.get(name, {}))
+        share = reference_share(entry.value, name, self._scores.measures[name])
         return {
             "s": entry.status,
             "r": entry.reason,
@@ -329,7 +324,7 @@ def _percent_text(share: float) -> str:
     return f"{100 * share:.0f} %" if math.isfinite(share) else ""
 
 
-def _differences(rows: Sequence[Row], measures: Sequence[str]) -> list[list[list[str]]]:
+def _differences(rows: Sequence[Row], measures: Collection[str]) -> list[list[list[str]]]:
     """Format the differences of all rows from the first ones: by base, row and measure.
 
     The number of bases is limited, since there is a text for each pair of rows.
@@ -380,11 +375,6 @@ def _json_number(value: float | None, digits: int = 17) -> float | str | None:
     return "Infinity" if value > 0 else "-Infinity"
 
 
-def _half(place: Score) -> float | str | None:
-    """Return half the width of an interval, or None if it is unknown."""
-    return _json_number(place.interval[1] - place.value, 6) if place.error >= 0 else None
-
-
 def _statistic(name: str, value: float | None) -> float | str | None:
     """Convert a statistic to JSON, an error with four digits."""
     return _json_number(value, 4 if name == "error" else 17)
@@ -432,13 +422,7 @@ def to_script(content: Mapping[str, Any]) -> str:
 
 
 def read_page(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read the tidy table from a page written by nlbench.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the file isn't a page written by nlbench.
-    """
+    """Read the tidy table from a page written by nlbench."""
     match = _DATA_SCRIPT.search(read_text(Path(path)))
     if not match:
         raise RequestError(f"{path} contains no scores; expected a page written by nlbench report")

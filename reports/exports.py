@@ -80,13 +80,7 @@ def read_csv(file: str | os.PathLike[str] | io.StringIO) -> pd.DataFrame:
 
 
 def to_parquet(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
-    """Write a table as Parquet.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If pyarrow is not installed.
-    """
+    """Write a table as Parquet."""
     stream = io.BytesIO()
     try:
         table.to_parquet(stream, engine="pyarrow", index=False)
@@ -114,8 +108,8 @@ def to_latex(run: Run, *, ranks: bool = True, error: bool = False) -> str:
 
     Arrows in the head point to the more nonlinear end; the caption says what ± is.
     """
-    scores, measures = read_run(run)
-    return latex_table(leaderboard(scores, measures), measures, ranks=ranks, error=error)
+    scores = read_run(run)
+    return latex_table(leaderboard(scores), scores.measures, ranks=ranks, error=error)
 
 
 def latex_table(
@@ -158,8 +152,7 @@ def _caption(rows: Sequence[Row], measures: Measures, ranks: bool, error: bool) 
 
 def to_markdown(run: Run, *, ranks: bool = True) -> str:
     """Convert a run's leaderboard to a Markdown table; see `to_latex`."""
-    scores, measures = read_run(run)
-    rows = leaderboard(scores, measures)
+    rows = leaderboard(read_run(run))
     names, lines = board_texts(rows, ranks=ranks)
     body = [[row.label, *line] for row, line in zip(rows, lines, strict=True)]
     return markdown_table(["network", *names], body)

@@ -41,7 +41,6 @@ from .panels import (
 from .population import colour_scale
 from .tables import (
     Identity,
-    Measures,
     NamedRun,
     Score,
     Scores,
@@ -76,7 +75,6 @@ class FigureData:
     """
 
     scores: Scores
-    measures: Measures
     drawings: Mapping[Identity, Mapping[str, Any]] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     measure: str | None = None
@@ -89,7 +87,7 @@ class FigureData:
 
         Raise if the measure or a network is unknown.
         """
-        scores, measures = read_run(run)
+        scores = read_run(run)
         chosen = (names,) if isinstance(names, str) else tuple(names or ())
         drawings = NamedRun(run.name, {}, tuple(run.records)).drawings
         if measure is not None:
@@ -98,11 +96,11 @@ class FigureData:
         for name in chosen:
             if not _matches(name, *labels):
                 raise RequestError(f"the run has no subject '{name}'{nearest(name, labels)}")
-        return cls(scores, measures, drawings, chosen, measure)
+        return cls(scores, drawings, chosen, measure)
 
     def info(self, measure: str) -> Mapping[str, Any]:
         """Return the metadata of a measure."""
-        return self.measures.get(measure, {})
+        return self.scores.measures.get(measure, {})
 
     def is_chosen(self, *labels: str) -> bool:
         """Return True if one of the labels of a network was chosen."""
@@ -110,7 +108,7 @@ class FigureData:
 
     def rows(self, measures: Sequence[str]) -> list[Row]:
         """Return the chosen networks, the most nonlinear first."""
-        rows = leaderboard(self.scores.restrict(measures=measures), self.measures)
+        rows = leaderboard(self.scores.restrict(measures=measures))
         labels = [
             [row.label, *(n for s in row.subjects for n in (s.label, s.model))] for row in rows
         ]
@@ -129,7 +127,7 @@ class FigureData:
 
     def site_measure(self) -> str:
         """Return the chosen measure, by default the first one of sites that has values."""
-        return self.measure or site_measure(self.scores, self.measures)
+        return self.measure or site_measure(self.scores)
 
 
 def _matches(name: str, *labels: str) -> bool:
@@ -142,11 +140,11 @@ def check_measure_name(name: str, scores: Scores) -> None:
         raise RequestError(f"the run has no measure '{name}'{nearest(name, scores.measures)}")
 
 
-def site_measure(scores: Scores, measures: Measures) -> str:
+def site_measure(scores: Scores) -> str:
     """Return a measure of sites with values, the first that has a direction."""
-    sites = [n for n in scores.measures if measures.get(n, {}).get("probe") == "sites"]
+    sites = [name for name, info in scores.measures.items() if info.get("probe") == "sites"]
     drawn = [n for n in sites if any(len(scores[s.label, n].place_values) for s in scores.subjects)]
-    directed = [n for n in drawn if sense_of(measures.get(n, {}))]
+    directed = [n for n in drawn if sense_of(scores.measures[n])]
     if not drawn:
         raise RequestError("the run has no measure of sites with a value")
     return (directed or drawn)[0]
@@ -261,7 +259,7 @@ def _board(source: FigureData, figure: Figure) -> float:
 
     Return the figure's height.
     """
-    directed = compared_measures(source.measures, source.scores.measures)
+    directed = compared_measures(source.scores.measures)
     names = [source.measure] if source.measure else directed
     rows = source.rows(names)
     _check_rows(rows, "networks")
@@ -286,9 +284,8 @@ def _difference(
     """Return the difference to draw: of two networks, or of one network in two runs."""
     if other is not None:
         comparison = compare_runs(run, other)
-        measures = [d.measure for d in comparison.differences]
-        scores = source.scores.restrict(measures=measures)
-        name = source.measure or site_measure(scores, comparison.measures)
+        measures = dict.fromkeys(d.measure for d in comparison.differences)
+        name = source.measure or site_measure(source.scores.restrict(measures=measures))
         named = [d for d in comparison.differences if d.measure == name]
         chosen = [d for d in named if source.is_chosen(d.subject)]
         if len(chosen) != 1:
@@ -331,16 +328,12 @@ def _path(source: FigureData, figure: Figure) -> float:
     return 0.6 + sum(ratios)
 
 
-def page_exports(
-    scores: Scores,
-    measures: Measures,
-    drawings: Mapping[Identity, Mapping[str, Any]],
-) -> dict[str, str]:
+def page_exports(scores: Scores, drawings: Mapping[Identity, Mapping[str, Any]]) -> dict[str, str]:
     """Draw the figures that a page exports, as compressed SVG files in Base64, keyed by form.
 
     They are what `paper_figure` draws for the same networks, as far as there is something to draw.
     """
-    source = FigureData(scores, measures, drawings)
+    source = FigureData(scores, drawings)
     exports = {}
     for form, draw in _DRAWINGS.items():
         try:

@@ -63,10 +63,10 @@ def are_clearly_first(cell: Score, names: Sequence[str], sense: int) -> bool:
     return bool(changes) and bool(clear.all()) and min(excesses) > 0
 
 
-def network_findings(row: Row, scores: Scores, measures: Measures) -> list[str]:
+def network_findings(row: Row, measures: Measures) -> list[str]:
     """Describe one network: the places that stand out and its rank among reference networks."""
     sentences = []
-    compared = compared_measures(measures, scores.measures)
+    compared = compared_measures(measures)
     for measure in compared:
         cell = row.entries[measure]
         if measures[measure].get("probe") == "sites" and len(cell.place_values) > 2:
@@ -150,17 +150,17 @@ def _places_sentence(measure: str, cell: Score, info: Mapping[str, Any]) -> str:
 def findings(
     rows: Sequence[Row],
     scores: Scores,
-    measures: Measures,
     missing: Sequence[Gap],
     spearman: Mapping[tuple[str, str], Correlation],
 ) -> list[str]:
     """Describe a run: extremes, disagreement between measures, and missing values."""
     sentences = []
+    measures = scores.measures
     if len(rows) == 1:
-        sentences += network_findings(rows[0], scores, measures)
+        sentences += network_findings(rows[0], measures)
     for training in training_runs(rows)[:_MAX_NAMED]:
-        sentences += training_findings(training, scores, measures)
-    first = sort_measure(measures, scores.measures)
+        sentences += training_findings(training, scores)
+    first = sort_measure(measures)
     ranked = [row for row in rows if first and row.entries[first].rank is not None]
     if len(ranked) > 1 and first and not is_training(rows):
         sentences.append(_extremes(ranked, first))

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from .estimates import LEVEL, clear_orders
-from .tables import Measures, Score, Scores, TableSubject, has_relative, mean_score
+from .tables import Measures, Score, Scores, TableSubject, mean_score
 
 CONFIDENCE = LEVEL
 _FIELDS = (
@@ -101,21 +101,17 @@ def sense_of(info: Mapping[str, Any]) -> int:
     return {"more nonlinear": 1, "less nonlinear": -1}.get(str(info.get("more_means")), 0)
 
 
-def compared_measures(measures: Measures, names: Iterable[str]) -> list[str]:
+def compared_measures(measures: Measures) -> list[str]:
     """Return the measures by which networks are compared in words.
 
     These have a direction; of a measure that depends on units, it is the relative one.
     """
-    return [
-        name
-        for name in names
-        if sense_of(measures.get(name, {})) and not has_relative(name, measures)
-    ]
+    return [name for name, info in measures.items() if sense_of(info) and "relative" not in info]
 
 
-def sort_measure(measures: Measures, names: Iterable[str]) -> str | None:
+def sort_measure(measures: Measures) -> str | None:
     """Return the measure by which rows are sorted: the first by which networks are compared."""
-    return next(iter(compared_measures(measures, names)), None)
+    return next(iter(compared_measures(measures)), None)
 
 
 def is_training(rows: Sequence[Row]) -> bool:
@@ -124,36 +120,25 @@ def is_training(rows: Sequence[Row]) -> bool:
     return None not in steps and len(steps) > 1
 
 
-def leaderboard(scores: Scores, measures: Measures, *, together: bool = True) -> list[Row]:
+def leaderboard(scores: Scores, *, together: bool = True) -> list[Row]:
     """Rank subjects and sort them: checkpoints by step, others by the first directed measure.
 
-    Parameters
-    ----------
-    measures : mapping of str to mapping
-        Metadata for each measure: ``more_means`` and ``probe``.
-    together : bool
-        Merge the seeds of a network into one row.
-
-    Returns
-    -------
-    list of Row
-        Most nonlinear first. Subjects without a value for the sorting measure come last.
+    The most nonlinear come first, and those without a value last. If `together`, the seeds of a
+    network share a row.
     """
     members = _members(scores.subjects, together)
     labels = _labels(members)
-    columns = {
-        name: _column(scores, measures.get(name, {}), name, members) for name in scores.measures
-    }
+    columns = {name: _column(scores, name, members) for name in scores.measures}
     rows = [
         Row(label, group, {name: columns[name][index] for name in columns})
         for index, (label, group) in enumerate(zip(labels, members, strict=True))
     ]
     if is_training(rows):
         return sorted(rows, key=_step_key)
-    first = sort_measure(measures, scores.measures)
+    first = sort_measure(scores.measures)
     if first is None:
         return rows
-    sense = sense_of(measures[first])
+    sense = sense_of(scores.measures[first])
     values = [row.entries[first].value for row in rows]
     order = np.argsort(-sense * np.array(values), kind="stable")  # NaN last
     return [rows[index] for index in order]
@@ -198,11 +183,9 @@ def _labels(members: Sequence[tuple[TableSubject, ...]]) -> list[str]:
 
 
 def _column(
-    scores: Scores,
-    info: Mapping[str, Any],
-    name: str,
-    members: Sequence[tuple[TableSubject, ...]],
+    scores: Scores, name: str, members: Sequence[tuple[TableSubject, ...]]
 ) -> list[Standing]:
+    info = scores.measures[name]
     entries = [_standing([scores[s.label, name] for s in group], group, info) for group in members]
     sense = sense_of(info)
     return _ranked(entries, sense) if sense else entries

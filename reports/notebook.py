@@ -39,15 +39,15 @@ def leaderboard_of(
     """
     if seeds not in ("together", "apart"):
         raise RequestError(f"seeds='{seeds}', expected 'together' or 'apart'")
-    scores, known = read_run(run)
+    scores = read_run(run)
     names = list(scores.measures) if measures is None else list(measures)
     for name in names:
         check_measure_name(name, scores)
-    rows = leaderboard(scores.restrict(measures=names), known, together=seeds == "together")
+    rows = leaderboard(scores.restrict(measures=names), together=seeds == "together")
     frame = leaderboard_frame(rows, names, full=full)
     if reference:
         for name in names:
-            info = known.get(name, {})
+            info = scores.measures[name]
             frame[name, "reference"] = [
                 reference_share(row.entries[name].value, name, info) for row in rows
             ]
@@ -59,8 +59,8 @@ def agreement_of(run: Run) -> pd.DataFrame:
 
     Spearman's and Kendall's coefficients are over networks, Pearson's over sites within networks.
     """
-    scores, measures = read_run(run)
-    return agreement_frame(agreement(leaderboard(scores, measures), scores, measures))
+    scores = read_run(run)
+    return agreement_frame(agreement(leaderboard(scores), scores))
 
 
 def signature_of(run: Run, subject: str | None = None, measure: str | None = None) -> Signature:
@@ -68,8 +68,8 @@ def signature_of(run: Run, subject: str | None = None, measure: str | None = Non
 
     The defaults are the only subject, and the first measure of sites that has values.
     """
-    scores, measures = read_run(run)
-    name = measure or site_measure(scores, measures)
+    scores = read_run(run)
+    name = measure or site_measure(scores)
     check_measure_name(name, scores)
     chosen = _subject(scores, subject)
     for record in run.records:
@@ -98,16 +98,16 @@ def html_of(shown: Run | Result) -> str:
 
 
 def _run_html(run: Any) -> str:
-    scores, measures = read_run(run)
-    rows = leaderboard(scores, measures)
+    scores = read_run(run)
+    rows = leaderboard(scores)
     if not rows:
         return render("notebook.html.j2", problem=f"{run.name}: no scores have been recorded")
     try:
-        name = site_measure(scores, measures)
+        name = site_measure(scores)
     except RequestError:
         name = ""
     places = [place.value for row in rows if name for place in row.entries[name].places]
-    scale = colour_scale(name, measures.get(name, {}), places)
+    scale = colour_scale(name, scores.measures.get(name, {}), places)
     more = len(rows) - _MAX_ROWS
     return render(
         "notebook.html.j2",

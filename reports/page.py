@@ -45,7 +45,7 @@ from .remarks import (
     summary_sentence,
 )
 from .signatures import signature_maps
-from .tables import Measures, NamedRun, Scores, read_scores
+from .tables import Measures, NamedRun, Scores
 from .text import ERROR_LEGEND, place_noun
 from .training import change_table, training_runs
 from .views import bibtex, board_view, card_axis, cite_sentence, heatmaps, strip_fields
@@ -65,24 +65,10 @@ MAX_LATEX_ROWS = 100
 
 
 def write_page(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Path:
-    """Write runs atomically as a self-contained HTML file.
+    """Write runs atomically as a self-contained HTML file, and return its path.
 
-    Parameters
-    ----------
-    runs : nlbench.Run or sequence of nlbench.Run
-        If there are several runs, the rows are labelled with the run's name.
-    output : path
-        Missing folders are created; an existing file is replaced.
-
-    Returns
-    -------
-    pathlib.Path
-        The file.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If `runs` is empty or the file can't be written.
+    Missing folders are created; an existing file is replaced. With several runs, the rows are
+    labelled with the run's name.
     """
     path = Path(output)
     if path.is_dir():
@@ -115,23 +101,9 @@ def _source_hash(named: Sequence[NamedRun]) -> str:
 
 
 def write_site(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Path:
-    """Write runs as a folder of static pages: an index and one page per run.
+    """Write runs as a folder of static pages, an index and one page per run; return the index.
 
-    Parameters
-    ----------
-    output : path
-        The folder: a new or empty one, or that of an earlier site, whose pages are replaced.
-
-    Returns
-    -------
-    pathlib.Path
-        The index.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If `runs` is empty, the files can't be written, or the folder contains files that nlbench
-        didn't write and no ``index.html`` that it wrote.
+    The folder is new, empty, or that of an earlier site, whose pages are replaced.
     """
     folder = Path(output)
     members: list[Run] = list(runs) if isinstance(runs, Sequence) else [runs]
@@ -181,9 +153,9 @@ def _file_name(name: str, taken: Container[str]) -> str:
 
 def _index_row(run: NamedRun) -> dict[str, Any]:
     """Return a run's row in the index."""
-    scores, measures = read_runs([run])
-    rows = leaderboard(scores, measures)
-    first = sort_measure(measures, scores.measures)
+    scores = read_runs([run])
+    rows = leaderboard(scores)
+    first = sort_measure(scores.measures)
     top = rows[0] if rows and first and rows[0].entries[first].status == "ok" else None
     cells = [score.status for _, _, score in scores.cells()]
     return {
@@ -208,31 +180,32 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         Shown instead of the names of the runs.
     """
     named = named_runs(runs)
-    scores, measures = read_runs(named)
-    all_rows = leaderboard(scores, measures)
+    scores = read_runs(named)
+    measures = scores.measures
+    all_rows = leaderboard(scores)
     missing = gaps(named, scores)
     rows, left_out = _limit_rows(all_rows, scores)
     shown = scores.restrict(subjects=[subject for row in rows for subject in row.subjects])
     is_single = len(rows) == 1 and not head
-    correlations = agreement(all_rows, scores, measures)
+    correlations = agreement(all_rows, scores)
     linearised = tradeoffs(named)
-    sentences = findings(all_rows, scores, measures, missing, correlations["spearman"])
-    data = PageData(shown, measures, rows, named)
+    sentences = findings(all_rows, scores, missing, correlations["spearman"])
+    data = PageData(shown, rows, named)
     drawings = {key: drawing for run in named for key, drawing in run.drawings.items()}
     content = {
         **data.pack(),
         "single": is_single,
         "kindOrder": _kinds(named),
         "confidence": f"{100 * CONFIDENCE:g}",
-        "maps": signature_maps(rows, shown, measures),
+        "maps": signature_maps(rows, shown),
         "trainings": [],
         "tradeoffs": [tradeoff.content for tradeoff in linearised],
-        "figures": page_exports(shown, measures, drawings),
+        "figures": page_exports(shown, drawings),
     }
     changed = []
     positions = {row.label: index for index, row in enumerate(rows)}
     for training in training_runs(all_rows):
-        changes = training.changes(scores, measures)
+        changes = training.changes(scores)
         changed.append({"label": training.label, "table": change_table(changes)})
         content["trainings"].append(training.packed(positions, changes))
     names = ", ".join(run.name for run in named) if len(named) < 5 else f"{len(named)} runs"
@@ -245,7 +218,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         findings=sentences,
         disagree=any(DISAGREE in sentence for sentence in sentences),
         questions=load_questions().values(),
-        names=scores.measures,
+        names=measures,
         measures=measures,
         definition=definition,
         card_axis=card_axis,
@@ -261,7 +234,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         confidence=content["confidence"],
         runs=named,
         differences=differences(named),
-        agreement=heatmaps(correlations, scores.measures),
+        agreement=heatmaps(correlations, list(measures)),
         maps=bool(content["maps"]),
         tradeoffs=linearised,
         gaps=gap_table(missing),
@@ -367,8 +340,8 @@ def named_runs(runs: Run | Sequence[Run]) -> list[NamedRun]:
     return named
 
 
-def read_runs(runs: Sequence[NamedRun]) -> tuple[Scores, dict[str, Mapping[str, Any]]]:
-    """Return the scores of runs, and each measure's metadata from the first run with it.
+def read_runs(runs: Sequence[NamedRun]) -> Scores:
+    """Return the scores of runs, with each measure's metadata from the first run with it.
 
     Measures that share a probe are neighbours.
     """
@@ -382,7 +355,7 @@ def read_runs(runs: Sequence[NamedRun]) -> tuple[Scores, dict[str, Mapping[str, 
     probes = list(dict.fromkeys(info.get("probe") for info in known.values()))
     measures = dict(sorted(known.items(), key=lambda item: probes.index(item[1].get("probe"))))
     records = {run.name if len(runs) > 1 else "": run.records for run in runs}
-    return read_scores(records, measures)
+    return Scores(records, measures)
 
 
 def _kinds(runs: Sequence[NamedRun]) -> list[str]:

@@ -68,11 +68,6 @@ def ecdf(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     x, fraction : array of shape (m,)
         The distinct values in increasing order, and the fraction of the values that are at most x.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If `values` is empty or contains a non-finite value.
-
     Examples
     --------
     >>> x, fraction = ecdf([2.0, 1.0, 2.0, 5.0])
@@ -413,11 +408,6 @@ def dumbbell_figure(
     """Draw the values of two networks at each place, joined by a bar, and their difference.
 
     The axis holds all intervals. Of more than 80 places, those that changed most are drawn.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If no place has a value in both networks.
     """
     drawn = [d for d in difference.places if math.isfinite(d.change)]
     if len(drawn) > MAX_PLACES:

@@ -85,7 +85,7 @@ def _merge_texts(texts: Sequence[str]) -> str:
     return _NUMBER.sub(lambda _: next(each), texts[0])
 
 
-def remarks_of(rows: Sequence[Row], measures: Sequence[str]) -> list[Remark]:
+def remarks_of(rows: Sequence[Row], measures: Iterable[str]) -> list[Remark]:
     """Collect the remarks on a leaderboard's cells and the reasons for missing values."""
     entries = ((row.label, name, row.entries[name]) for row in rows for name in measures)
     return group_remarks(

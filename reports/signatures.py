@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .leaderboard import Row
-from .tables import Measures, Scores
+from .tables import Scores
 
 MIN_NETWORKS, MAX_NETWORKS = 4, 80
 """Numbers of networks in a heatmap; with more, the rows would be unreadable."""
@@ -87,9 +87,7 @@ def compare_signatures(signatures: Sequence[ArrayLike]) -> SignatureComparison:
     return SignatureComparison(distances, merges, order)
 
 
-def signature_maps(
-    rows: Sequence[Row], scores: Scores, measures: Measures
-) -> dict[str, dict[str, Any]]:
+def signature_maps(rows: Sequence[Row], scores: Scores) -> dict[str, dict[str, Any]]:
     """Compare the signatures of a leaderboard's networks for each measure of activations.
 
     The JSON-compatible values are ``rows`` (indices in the leaderboard), ``distances`` (the lower
@@ -97,8 +95,8 @@ def signature_maps(
     first seed of each. Measures with fewer than `MIN_NETWORKS` signatures are omitted.
     """
     maps = {}
-    for name in scores.measures:
-        if measures.get(name, {}).get("probe") != "sites":
+    for name, info in scores.measures.items():
+        if info.get("probe") != "sites":
             continue
         signatures = {
             index: scores[row.subjects[0].label, name].place_values

@@ -52,11 +52,6 @@ def with_relative(measures: Measures) -> dict[str, Mapping[str, Any]]:
     return known
 
 
-def has_relative(name: str, measures: Measures) -> bool:
-    """Return True if another measure replaces this one in comparisons."""
-    return any(base == name and derived in measures for derived, (base, _) in RELATIVE.items())
-
-
 def relative_score(score: Score, statistic: str) -> Score:
     """Return a score in which a statistic of paths is the value.
 
@@ -284,19 +279,20 @@ class Scores:
     ----------
     records : mapping of str to sequence of Record
         Records of each run, by the run's name; empty if there is only one.
-    measures : iterable of str
-        Names in the desired order; other measures in the records follow. The measures in
-        `RELATIVE` are followed by their base.
+    measures : mapping of str to mapping
+        Metadata by name, in the desired order; other measures in the records follow.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If two records are of one cell, or a record contains a place twice.
+    Attributes
+    ----------
+    measures : dict of str to mapping
+        Metadata by name, with the measures in `RELATIVE`, each followed by its base, whose entry
+        ``relative`` names it.
     """
 
     def __init__(
-        self, records: Mapping[str, Sequence[Record]], measures: Iterable[str] = ()
+        self, records: Mapping[str, Sequence[Record]], measures: Measures | None = None
     ) -> None:
+        known_measures = with_relative(measures or {})
         every = [(run, record) for run, members in records.items() for record in members]
         names = list(dict.fromkeys((run, *record.subject.identity) for run, record in every))
         labels = dict(zip(names, _labels(names), strict=True))
@@ -318,11 +314,14 @@ class Scores:
                 self._scores |= relative
         derived = {name for _, name in self._scores} & RELATIVE.keys()
         bases = {RELATIVE[name][0]: name for name in derived}
-        ordered: list[str] = []
-        for name in dict.fromkeys([*measures, *(record.measure.name for _, record in every)]):
+        self.measures: dict[str, Mapping[str, Any]] = {}
+        for name in [*known_measures, *(record.measure.name for _, record in every)]:
             if name not in RELATIVE:
-                ordered += [bases[name], name] if name in bases else [name]
-        self.measures = tuple(ordered)
+                info = known_measures.get(name, {})
+                if name in bases:
+                    self.measures[bases[name]] = known_measures.get(bases[name], {})
+                    info = {**info, "relative": bases[name]}
+                self.measures[name] = info
 
     def restrict(
         self,
@@ -332,7 +331,8 @@ class Scores:
     ) -> Scores:
         """Return the scores of some subjects, or of some measures and the subjects with one."""
         part = Scores.__new__(Scores)
-        chosen = self.measures if measures is None else tuple(measures)
+        names = self.measures if measures is None else measures
+        chosen = {name: self.measures[name] for name in names}
         if subjects is None:
             subjects = (
                 s
@@ -373,19 +373,9 @@ def _labels(subjects: Sequence[tuple[object, ...]]) -> list[str]:
 _ABSENT = Score(math.nan)
 
 
-def read_scores(
-    records: Mapping[str, Sequence[Record]], measures: Measures
-) -> tuple[Scores, dict[str, Mapping[str, Any]]]:
-    """Return the scores of runs, and the metadata of their measures and of derived ones."""
-    known = with_relative(measures)
-    scores = Scores(records, known)
-    shown = {n: info for n, info in known.items() if n not in RELATIVE or n in scores.measures}
-    return scores, shown
-
-
-def read_run(run: Any) -> tuple[Scores, dict[str, Mapping[str, Any]]]:
-    """Return a run's scores and the metadata of its measures."""
-    return read_scores({"": run.records}, run.manifest.get("measures") or {})
+def read_run(run: Any) -> Scores:
+    """Return a run's scores."""
+    return Scores({"": run.records}, run.manifest.get("measures"))
 
 
 Identity = tuple[str, str, str, int]

@@ -29,9 +29,10 @@ _MAX_REMARKS = 12
 
 def print_leaderboard(run: Run, console: Console) -> None:
     """Print a run's leaderboard with as many measures as fit into the console's width."""
-    scores, measures = read_run(run)
-    rows = leaderboard(scores, measures)
-    size = f"{count(len(rows), 'network')}, {count(len(scores.measures), 'measure')}"
+    scores = read_run(run)
+    rows = leaderboard(scores)
+    measures = scores.measures
+    size = f"{count(len(rows), 'network')}, {count(len(measures), 'measure')}"
     print_line(console, f"{run.name}: {size}")
     if not rows:
         print_line(console, "no scores have been recorded")
@@ -53,7 +54,7 @@ def print_leaderboard(run: Run, console: Console) -> None:
     gpus = gpus_of(run.manifest)
     if len(gpus) > 1:
         print_line(console, f"measured on GPUs whose rounding may differ: {', '.join(gpus)}")
-    remarks = remarks_of(rows, scores.measures)
+    remarks = remarks_of(rows, measures)
     for remark in remarks[:_MAX_REMARKS]:
         status = "" if remark.status == "ok" else f"{remark.status}: "
         print_line(console, f"{remark.measures}, {remark.networks}: {status}{remark.text}")
@@ -97,7 +98,7 @@ def _print_board(
         if not hidden or not start <= index < start + hidden:
             table.add_row(*map(Text, texts))
     console.print("", table, "", sep="\n")
-    first = sort_measure(measures, names)
+    first = sort_measure(measures)
     if first is not None:
         order = f"sorted by {first}, most nonlinear first"
         order = "checkpoints by step" if is_training(rows) else order

@@ -10,7 +10,7 @@ from typing import Any
 from .compare import Difference, difference_of, mark_significant
 from .environment import Table
 from .leaderboard import Row, compared_measures, is_training
-from .tables import Measures, Score, Scores, mean_score
+from .tables import Score, Scores, mean_score
 from .text import place_text, range_noun
 
 _MAX_PLACES = 3
@@ -29,7 +29,7 @@ class TrainingRun:
     label: str
     rows: tuple[Row, ...]
 
-    def changes(self, scores: Scores, measures: Measures) -> dict[str, Difference]:
+    def changes(self, scores: Scores) -> dict[str, Difference]:
         """Compare the last step with the first for each measure, paired by seed or by sample.
 
         Returns
@@ -38,11 +38,11 @@ class TrainingRun:
             Keyed by measure; those with a value at both steps.
         """
         found = []
-        for name in scores.measures:
+        for name, info in scores.measures.items():
             pairs = self._pairs(scores, name)
             if pairs:
                 difference = _difference(name, pairs)
-                has_paths = measures.get(name, {}).get("probe") == "lines"
+                has_paths = info.get("probe") == "lines"
                 found.append(replace(difference, places=()) if has_paths else difference)
         return {d.measure: d for d in mark_significant(found)}
 
@@ -121,17 +121,17 @@ def change_table(changes: Mapping[str, Difference]) -> Table:
     return Table(head, tuple(rows), 2, True)
 
 
-def training_findings(training: TrainingRun, scores: Scores, measures: Measures) -> Iterator[str]:
+def training_findings(training: TrainingRun, scores: Scores) -> Iterator[str]:
     """Describe which place changed most, and which measures changed beyond their errors."""
-    changes = training.changes(scores, measures)
+    changes = training.changes(scores)
     first, last = (row.subjects[0].checkpoint for row in (training.rows[0], training.rows[-1]))
     prefix = f"In {training.label}: by" if training.label else "By"
-    compared = compared_measures(measures, changes)
+    compared = [name for name in compared_measures(scores.measures) if name in changes]
     for name in compared:
         clear = [d for d in most_changed(changes[name]) if d.is_significant]
         if clear:
             known = sum(math.isfinite(d.error) for d in changes[name].places)
-            noun = range_noun(measures.get(name, {}))
+            noun = range_noun(scores.measures[name])
             text = f"{place_text(clear[0].place)} changed most ({clear[0].estimate.text})"
             yield (
                 f"{prefix} {name}, {text} between {first} and {last}; "

@@ -145,7 +145,7 @@ def board_view(
         "cells": [line["cells"] for line in content["rows"]],
         "marks": [_marks(rows, m["name"], m["sense"]) for m in packed],
         "groups": [list(g) for _, g in itertools.groupby(packed, key=lambda m: m["probe"])],
-        "sorted_by": None if is_training(rows) else sort_measure(measures, names),
+        "sorted_by": None if is_training(rows) else sort_measure(measures),
         "details": [_details(row, differing) for row in rows],
         "strips": [_strip(row, data, fingerprint, content) for row in rows],
         "strip": fingerprint,

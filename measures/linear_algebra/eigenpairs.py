@@ -30,11 +30,6 @@ def eigenpairs(matrix: Array) -> tuple[Array, Array]:
     matrix : array of shape (r, r), float64, in Fortran order
         Symmetric. Only the lower triangle is read; the matrix is overwritten.
 
-    Raises
-    ------
-    ArithmeticError
-        If the iteration does not converge.
-
     Examples
     --------
     >>> import numpy as np

@@ -234,13 +234,7 @@ class SamplePairs:
 
     @torch.no_grad()
     def with_samples(self, x: Samples, y: Samples) -> SamplePairs:
-        """Add one batch; the tensors are copied.
-
-        Raises
-        ------
-        nlbench.NotFinite, nlbench.RequestError
-            For invalid samples (see `as_samples`), or if the number of columns changes.
-        """
+        """Add one batch; the tensors are copied."""
         x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
         count = check_count(x, y, at_least=0)
         widths = (x.shape[1], y.shape[1])

@@ -76,15 +76,7 @@ def check_samples(values: Tensor, name: str) -> None:
 
 
 def check_count(x: Sized, y: Sized, *, at_least: int = 2) -> int:
-    """Validate and return the common number of samples of x (n, d) and y (n, k).
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the numbers of samples differ.
-    nlbench.Undefined
-        If there are fewer than `at_least`.
-    """
+    """Validate and return the common number of samples of x (n, d) and y (n, k)."""
     n = len(x)
     if n != len(y):
         raise RequestError(f"x has {n} samples and y has {len(y)}, expected equal numbers")
@@ -110,11 +102,6 @@ def power_of_two(values: Tensor) -> float:
     units change by a power of two, and no square underflows or overflows. It carries no gradient,
     which is correct for functions that don't depend on it.
 
-    Raises
-    ------
-    nlbench.NotFinite
-        If a value is infinite, such as an overflowing difference of finite values.
-
     Examples
     --------
     >>> power_of_two(torch.tensor([[-5.0, 3.0]]))
@@ -129,11 +116,6 @@ def power_of_two(values: Tensor) -> float:
 
 def column_units(samples: Tensor) -> Tensor:
     """Return for each column (d,) the largest power of two up to its largest magnitude.
-
-    Raises
-    ------
-    nlbench.NotFinite
-        If a value is infinite.
 
     Examples
     --------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -98,27 +99,30 @@ class ResidualNetwork(nn.Module):
         return logits
 
 
-def _residual(depth: int, *, shortcuts: bool) -> Callable[..., ResidualNetwork]:
-    name = f"{'resnet' if shortcuts else 'plain'}{depth}"
+def _declare(
+    name: str, network: Callable[[int, int], nn.Module], source: Source, recipe: str = "vanilla"
+) -> Callable[..., nn.Module]:
+    """Return the function that builds a network for numbers of channels and classes."""
 
-    def build(in_channels: int = 3, num_classes: int = 10) -> ResidualNetwork:
-        check_numbers(name, in_channels=in_channels, num_classes=num_classes)
-        return ResidualNetwork(depth, in_channels, num_classes, shortcuts=shortcuts)
+    def build(in_channels: int = 3, num_classes: int = 10) -> nn.Module:
+        numbers = {"in_channels": in_channels, "num_classes": num_classes}
+        check_numbers(name.replace("_", "-"), **numbers)
+        return network(in_channels, num_classes)
 
     build.__name__ = build.__qualname__ = name
-    return model(source=HE)(build)
+    return model(source=source, recipe=recipe)(build)
 
 
-resnet20 = _residual(20, shortcuts=True)
+resnet20 = _declare("resnet20", partial(ResidualNetwork, 20), HE)
 """ResNet20 for 32×32 images, with batch norm and parameter-free shortcuts."""
 
-resnet56 = _residual(56, shortcuts=True)
+resnet56 = _declare("resnet56", partial(ResidualNetwork, 56), HE)
 """ResNet56 for 32×32 images, with batch norm and parameter-free shortcuts."""
 
-plain20 = _residual(20, shortcuts=False)
+plain20 = _declare("plain20", partial(ResidualNetwork, 20, shortcuts=False), HE)
 """ResNet20 without its shortcuts, with the same number of layers and parameters."""
 
-plain56 = _residual(56, shortcuts=False)
+plain56 = _declare("plain56", partial(ResidualNetwork, 56, shortcuts=False), HE)
 """ResNet56 without its shortcuts, with the same number of layers and parameters."""
 
 
@@ -204,29 +208,20 @@ class ResNet18(nn.Module):
         return logits
 
 
-def _resnet18(width: int) -> Callable[..., ResNet18]:
-    def build(in_channels: int = 3, num_classes: int = 10) -> ResNet18:
-        check_numbers(f"resnet18-w{width}", in_channels=in_channels, num_classes=num_classes)
-        return ResNet18(width, in_channels, num_classes)
-
-    build.__name__ = build.__qualname__ = f"resnet18_w{width}"
-    return model(source=FIXUP, recipe="adam")(build)
-
-
-resnet18_w4 = _resnet18(4)
+resnet18_w4 = _declare("resnet18_w4", partial(ResNet18, 4), FIXUP, "adam")
 """ResNet18 of base width 4 from the linear-regions paper, no batch norm."""
 
-resnet18_w8 = _resnet18(8)
+resnet18_w8 = _declare("resnet18_w8", partial(ResNet18, 8), FIXUP, "adam")
 """ResNet18 of base width 8 from the linear-regions paper, no batch norm."""
 
-resnet18_w16 = _resnet18(16)
+resnet18_w16 = _declare("resnet18_w16", partial(ResNet18, 16), FIXUP, "adam")
 """ResNet18 of base width 16 from the linear-regions paper, no batch norm."""
 
-resnet18_w24 = _resnet18(24)
+resnet18_w24 = _declare("resnet18_w24", partial(ResNet18, 24), FIXUP, "adam")
 """ResNet18 of base width 24 from the linear-regions paper, no batch norm."""
 
-resnet18_w32 = _resnet18(32)
+resnet18_w32 = _declare("resnet18_w32", partial(ResNet18, 32), FIXUP, "adam")
 """ResNet18 of base width 32 from the linear-regions paper, no batch norm."""
 
-resnet18_w64 = _resnet18(64)
+resnet18_w64 = _declare("resnet18_w64", partial(ResNet18, 64), FIXUP, "adam")
 """ResNet18 of base width 64 from the linear-regions paper, no batch norm."""

@@ -232,14 +232,13 @@ def remove(
         remarks = spans.remarks()
         sentences = [f"Removed: {removed}.", *(f"{remark}." for remark in remarks)]
         sentences += [f"Export: {exported}."] if exported else []
-        page = reports.write_spans(
-            span_rows,
-            totals,
+        page = reports.write_removal(
+            {"Networks": totals, "Judged spans": span_rows},
             folder / "spans.html",
             title=f"{model}: spans of blocks removed",
             sentence=" ".join(sentences),
         )
-        tables = [reports.span_table(span_rows), reports.span_table(totals)]
+        tables = [reports.removal_table(span_rows), reports.removal_table(totals)]
         lines = {"removed": removed, "export": exported, "page": page}
         _show(folder / "spans.csv", span_rows, tables, lines, as_json)
         if not as_json:
@@ -253,7 +252,7 @@ def remove(
     kept = f"{len(result.order) - len(result.removed)} of {len(result.order)} calls"
     removed = ", ".join(result.removed) or "none"
     page = reports.write_removal(
-        rows,
+        {"Every step": rows},
         folder / "curve.html",
         title=f"{model}: calls replaced by affine maps, by {by}",
         share=share,

@@ -158,7 +158,7 @@ def test_directions_are_undone_and_networks_counted_once(conftest) -> None:
         "high": {"more_means": "more nonlinear", "probe": "sites"},
     }
     scores = scores_of(conftest.frame(rows), measures)
-    found = agreement(leaderboard(scores, measures), scores, measures)
+    found = agreement(leaderboard(scores), scores)
     assert {kind: list(pairs) for kind, pairs in found.items()} == {
         kind: [("low", "high")] for kind in ("spearman", "kendall", "pearson")
     }

@@ -75,8 +75,8 @@ def _renamed(record):
 
 def board_of(run):
     """The rows of a run's leaderboard and the metadata of its measures."""
-    scores, measures = read_run(run)
-    return leaderboard(scores, measures), measures
+    scores = read_run(run)
+    return leaderboard(scores), scores.measures
 
 
 class Seen:

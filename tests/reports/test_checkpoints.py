@@ -68,7 +68,7 @@ def test_a_seed_is_a_word_of_its_own():
 
 def test_checkpoints_are_in_the_order_of_steps(training):
     run = training(epochs=(10, 2, 0))
-    rows = leaderboard(scores_of(run.scores), run.manifest["measures"])
+    rows = leaderboard(scores_of(run.scores, run.manifest["measures"]))
     assert [row.label for row in rows] == ["mlp · epoch 0", "mlp · epoch 2", "mlp · epoch 10"]
     assert is_training(rows)
     assert [len(row.subjects) for row in rows] == [3, 3, 3]
@@ -82,15 +82,15 @@ def test_one_seed_twice_is_not_folded(conftest):
         subject = ("mlp", "clean-seed3.pt", "digits", seed)
         rows += conftest.cell_rows(subject, "affinity", {"net.1": 0.9 + 0.01 * seed})
     scores = scores_of(conftest.frame(rows))
-    assert [len(row.subjects) for row in leaderboard(scores, {})] == [1, 1]
+    assert [len(row.subjects) for row in leaderboard(scores)] == [1, 1]
 
 
 def test_checkpoint_pages_open_with_the_largest_change(training):
     run = training()
     measures = run.manifest["measures"]
     scores = scores_of(run.scores, measures)
-    rows = leaderboard(scores, measures)
-    first, second, *rest = findings(rows, scores, measures, [], {})
+    rows = leaderboard(scores)
+    first, second, *rest = findings(rows, scores, [], {})
     assert first.startswith("By affinity, net.3 changed most (−0.17")
     assert "between epoch 0 and epoch 10; 2 of 3 layers changed." in first
     assert second.startswith("The whole network changed in affinity (")
@@ -101,8 +101,8 @@ def test_changes_are_paired_by_seed(training):
     run = training()
     measures = run.manifest["measures"]
     scores = scores_of(run.scores, measures)
-    [found] = training_runs(leaderboard(scores, measures))
-    whole = found.changes(scores, measures)["affinity"]
+    [found] = training_runs(leaderboard(scores))
+    whole = found.changes(scores)["affinity"]
     top, *_ = most_changed(whole)
     # The noise of a seed is the same at all steps, so that it is no part of a difference.
     assert (top.place, top.first.unit) == ("net.3", "3 seeds")
@@ -110,15 +110,15 @@ def test_changes_are_paired_by_seed(training):
     assert top.error == pytest.approx(0, abs=1e-9)
     assert top.is_significant
     assert whole.change == pytest.approx(-0.06)
-    assert [d.place for d in found.changes(scores, measures)["absdev"].places] == []
+    assert [d.place for d in found.changes(scores)["absdev"].places] == []
 
 
 def test_one_seed_without_replicates_has_no_error(training):
     run = training(seeds=(4,))
     measures = run.manifest["measures"]
     scores = scores_of(run.scores, measures)
-    [found] = training_runs(leaderboard(scores, measures))
-    changes = found.changes(scores, measures)
+    [found] = training_runs(leaderboard(scores))
+    changes = found.changes(scores)
     assert math.isnan(changes["affinity"].error)
     assert changes["affinity"].verdict == "unknown"
     assert len(change_table(changes).rows) == 1 + 2 + 1  # net.1 did not change
@@ -140,8 +140,8 @@ def test_one_seed_is_paired_over_its_samples(training):
                 known[key] = Replicates(numbers, cell.places, "same")
     measures = run.manifest["measures"]
     scores = scores_of(run.scores, measures, known)
-    [found] = training_runs(leaderboard(scores, measures))
-    whole = found.changes(scores, measures)["affinity"]
+    [found] = training_runs(leaderboard(scores))
+    whole = found.changes(scores)["affinity"]
     assert whole.first.error > 0.05 > 1e-3 > whole.error > 0
     assert [d.place for d in whole.places if d.is_significant] == ["net.3", "net.5"]
     assert whole.verdict == "yes; 2 of 3 layers"
@@ -151,7 +151,7 @@ def test_trainings_of_one_page_are_apart(training):
     runs = [training(name=f"{name}-seed{{seed}}/epoch{{epoch}}.pt") for name in ("clean", "noisy")]
     table = pd.concat([run.scores for run in runs])
     scores = scores_of(table, runs[0].manifest["measures"])
-    found = training_runs(leaderboard(scores, runs[0].manifest["measures"]))
+    found = training_runs(leaderboard(scores))
     assert [training.label for training in found] == ["clean", "noisy"]
     assert [len(training.rows) for training in found] == [3, 3]
 

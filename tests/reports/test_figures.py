@@ -49,7 +49,7 @@ def marks_of(axes, label):
 
 
 def figure_of(table, measures, name):
-    source = FigureData(scores_of(table, measures), measures)
+    source = FigureData(scores_of(table, measures))
     return laid_out(PAGE_WIDTH, "png", lambda figure: draw_measure(source, figure, measure=name))
 
 
@@ -89,7 +89,7 @@ def test_signatures_have_one_mark_per_site(conftest, run) -> None:
 
 
 def test_error_bars_are_the_intervals_of_the_places(made_run) -> None:
-    scores, _ = read_run(made_run)
+    scores = read_run(made_run)
     subject = scores.subjects[0]
     figure = made_run.plot("affinity")
     container = figure.axes[0].containers[0]

@@ -18,7 +18,7 @@ from nlbench.reports.findings import findings, standout_places
 from nlbench.reports.leaderboard import leaderboard
 from nlbench.reports.population import Population, population_of
 from nlbench.reports.remarks import Gap, gaps
-from nlbench.reports.tables import Score, read_scores
+from nlbench.reports.tables import Score, Scores
 
 DOCS = Path(__file__).parents[2] / "docs"
 MORE = {"probe": "sites", "more_means": "more nonlinear", "version": "1", "options": {}}
@@ -65,9 +65,8 @@ def single_network_finding(conftest, places, error):
     subject = ("n", "init", "d", 0)
     table = conftest.frame(conftest.cell_rows(subject, "affinity", places))
     known = {(*subject, "affinity"): Replicates(*replicates_of(places, error))} if error else {}
-    scores = scores_of(table, ["affinity"], known)
-    measures = {"affinity": LESS}
-    [sentence] = findings(leaderboard(scores, measures), scores, measures, [], {})
+    scores = scores_of(table, {"affinity": LESS}, known)
+    [sentence] = findings(leaderboard(scores), scores, [], {})
     return sentence
 
 
@@ -107,7 +106,7 @@ def test_measures_that_disagree_say_why(conftest, monkeypatch):
     rows += conftest.cell_rows(subject, "nlc", {"a": 0.05})
     measures = {"affinity": LESS, "nlc": {**MORE, "probe": "function"}}
     scores = scores_of(conftest.frame(rows), measures)
-    found = findings(leaderboard(scores, measures), scores, measures, [], {})
+    found = findings(leaderboard(scores), scores, [], {})
     assert found[-1] == (
         "The two disagree: affinity looks at each activation, nlc at the whole function, "
         "and their reference networks differ."
@@ -124,8 +123,8 @@ def test_single_networks_are_placed_among_references(conftest, monkeypatch, valu
     rows.append((*subject, "absdev", "", "over_range", value, 8, "ok", ""))
     rows += conftest.cell_rows(subject, "unplaced", {"path0": 3.0})
     given = {name: {**MORE, "probe": "lines"} for name in ("absdev", "unplaced")}
-    scores, measures = read_scores({"": records_of(conftest.frame(rows))}, given)
-    sentences = findings(leaderboard(scores, measures), scores, measures, [], {})
+    scores = Scores({"": records_of(conftest.frame(rows))}, given)
+    sentences = findings(leaderboard(scores), scores, [], {})
     expected = (
         f"By absdev.relative ({text}), it is more nonlinear than 60 % of 5 reference "
         "networks (5 trained; 0 to 0.4)."
@@ -180,8 +179,8 @@ def test_extremes_are_named_beyond_their_errors(conftest, about, error, middle, 
         numbers = tuple(value + error * noise / noise.std() / math.sqrt(7))
         if error:
             known[*subject, "m"] = Replicates(numbers, {}, "k")
-    scores = scores_of(conftest.frame(rows), ["m"], known)
-    sentence = findings(leaderboard(scores, {"m": about}), scores, {"m": about}, [], {})[0]
+    scores = scores_of(conftest.frame(rows), {"m": about}, known)
+    sentence = findings(leaderboard(scores), scores, [], {})[0]
     decimals = 4 if error in (0.0, 0.001) else 2
     texts = {n: f"{values[n]:.{decimals}f}" for n in "ac"}
     low, high = sorted(values.values())[:: len(values) - 1]
@@ -200,7 +199,7 @@ def test_opposite_orders_and_gaps_are_findings(conftest):
         ("b", "c"): Correlation(-1.0, math.nan, math.nan, 3),
     }
     scores = scores_of(conftest.frame([]))
-    assert findings([], scores, {}, missing, spearman) == [
+    assert findings([], scores, missing, spearman) == [
         "a and b rank the networks in opposite order (ρ −0.90 (−0.99 to −0.50)).",
         "m is undefined for n0, n1, n2: 7–9 samples are too few.",
         "m is undefined for n3: constant.",
@@ -212,10 +211,10 @@ def test_networks_are_described_by_extremes_and_gaps(conftest):
     run = conftest.realistic_run()
     measures = run.manifest["measures"]
     scores = scores_of(run.scores, measures)
-    board = leaderboard(scores, measures)
+    board = leaderboard(scores)
     missing = gaps([], scores)
-    spearman = agreement(board, scores, measures)["spearman"]
-    text = " ".join(findings(board, scores, measures, missing, spearman))
+    spearman = agreement(board, scores)["spearman"]
+    text = " ".join(findings(board, scores, missing, spearman))
     assert f"By affinity, networks range from {board[0].label} (" in text
     assert "their errors are unknown" in text
     assert "undefined for" in text

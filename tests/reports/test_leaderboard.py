@@ -32,7 +32,7 @@ def board(conftest, places, about, replicates=None, **kwargs):
         for model, (key, numbers) in (replicates or {}).items()
     }
     scores = scores_of(table_of(conftest, places), {"m": about}, known)
-    rows = leaderboard(scores, {"m": about}, **kwargs)
+    rows = leaderboard(scores, **kwargs)
     return {row.label: row.entries["m"] for row in rows}
 
 
@@ -94,7 +94,7 @@ def test_equal_exact_numbers_share_their_ranks(conftest) -> None:
     values = {"a": 13.0, "b": 7.0, "c": 13.0, "d": 2.0}
     known = {(n, "init", "d", 0, "m"): Replicates(unit="exact") for n in values}
     table = table_of(conftest, {name: [value] for name, value in values.items()})
-    rows = leaderboard(scores_of(table, ["m"], known), {"m": MORE})
+    rows = leaderboard(scores_of(table, {"m": MORE}, known))
     found = [row.entries["m"] for row in rows]
     assert [(e.rank, e.tied, e.best, e.worst) for e in found] == [
         (1, True, 1, 2), (1, True, 1, 2), (3, False, 3, 3), (4, False, 4, 4),
@@ -139,7 +139,7 @@ def test_values_within_numerical_error_are_tied(conftest, error, ranks) -> None:
     stated = table[table["statistic"] == "value"].assign(statistic="numerical_error", value=error)
     table = pd.concat([table, stated[stated["place"] == ""]])
     known = {(n, "init", "d", 0, "m"): Replicates(unit="exact") for n in "abc"}
-    rows = leaderboard(scores_of(table, ["m"], known), {"m": MORE})
+    rows = leaderboard(scores_of(table, {"m": MORE}, known))
     entries = [row.entries["m"] for row in rows]
     assert [entry.rank for entry in entries] == ranks
     assert [entry.best for entry in entries] == ranks
@@ -150,7 +150,7 @@ def test_seeds_make_one_row_with_an_interval(conftest) -> None:
     rows = []
     for seed, value in enumerate((1.0, 2.0, 6.0)):
         rows += conftest.cell_rows(("a", "init", "d", seed), "m", {"p": value})
-    (row,) = leaderboard(scores_of(conftest.frame(rows)), {"m": MORE})
+    (row,) = leaderboard(scores_of(conftest.frame(rows), {"m": MORE}))
     entry = row.entries["m"]
     assert row.label == "a"
     assert len(row.subjects) == 3
@@ -158,7 +158,7 @@ def test_seeds_make_one_row_with_an_interval(conftest) -> None:
     assert entry.error == pytest.approx(np.std([1, 2, 6], ddof=1) / math.sqrt(3))
     assert (entry.least, entry.greatest) == (1.0, 6.0)
     assert entry.low < 1 < 6 < entry.high
-    apart = leaderboard(scores_of(conftest.frame(rows)), {"m": MORE}, together=False)
+    apart = leaderboard(scores_of(conftest.frame(rows), {"m": MORE}), together=False)
     assert [r.label for r in apart] == ["a · seed 2", "a · seed 1", "a · seed 0"]
 
 
@@ -166,7 +166,7 @@ def test_seeds_make_one_row_with_an_interval(conftest) -> None:
 def test_seeds_without_a_number_are_reported(conftest, status, kept) -> None:
     rows = conftest.cell_rows(("a", "init", "d", 0), "m", {"p": 2.0})
     rows += conftest.missing_row(("a", "init", "d", 1), "m", status, "no luck")
-    (row,) = leaderboard(scores_of(conftest.frame(rows)), {"m": MORE})
+    (row,) = leaderboard(scores_of(conftest.frame(rows), {"m": MORE}))
     entry = row.entries["m"]
     assert entry.status == ("ok" if kept else "failed")
     assert "seed 1" in entry.reason
@@ -185,7 +185,7 @@ def test_seeds_without_any_value_have_the_first_reason(conftest, statuses, statu
     rows = []
     for seed, each in enumerate(statuses):
         rows += conftest.missing_row(("a", "init", "d", seed), "m", each, f"reason {seed}")
-    (row,) = leaderboard(scores_of(conftest.frame(rows)), {"m": MORE})
+    (row,) = leaderboard(scores_of(conftest.frame(rows), {"m": MORE}))
     entry = row.entries["m"]
     assert (entry.status, entry.reason) == (status, reason)
     assert math.isnan(entry.value)
@@ -193,9 +193,7 @@ def test_seeds_without_any_value_have_the_first_reason(conftest, statuses, statu
 
 def test_summaries_are_on_the_leaderboard(run) -> None:
     measures = run.manifest["measures"]
-    frame = leaderboard_frame(
-        leaderboard(scores_of(run.scores, measures), measures), list(measures)
-    )
+    frame = leaderboard_frame(leaderboard(scores_of(run.scores, measures)), list(measures))
     summaries = run.scores.query("place == '' and statistic == 'value' and status == 'ok'")
     assert len(summaries) == 15
     for row in summaries.itertuples():
@@ -206,7 +204,7 @@ def test_summaries_are_on_the_leaderboard(run) -> None:
 def test_absent_cells_differ_from_undefined_ones(conftest) -> None:
     rows = conftest.cell_rows(("a", "init", "digits", 0), "m", {"relu": 0.5})
     rows += conftest.cell_rows(("b", "init", "digits", 0), "other", {"relu": "constant output"})
-    found = leaderboard(scores_of(conftest.frame(rows)), {})
+    found = leaderboard(scores_of(conftest.frame(rows)))
     assert {(r.label, n): e.status for r in found for n, e in r.entries.items()} == {
         ("a", "m"): "ok",
         ("a", "other"): "absent",
@@ -231,7 +229,7 @@ def test_weights_named_by_seed_are_one_network(conftest) -> None:
         for kind in ("random-0.5", "random-0.7"):
             subject = ("net", f"{kind}-seed{seed}", "d", seed)
             rows += conftest.cell_rows(subject, "m", {"p": 1.0 + seed})
-    found = leaderboard(scores_of(conftest.frame(rows)), {"m": MORE})
+    found = leaderboard(scores_of(conftest.frame(rows), {"m": MORE}))
     assert {row.label: len(row.subjects) for row in found} == {
         "net · random-0.5": 2,
         "net · random-0.7": 2,
@@ -246,8 +244,8 @@ def test_seeds_with_some_measures_keep_other_values(conftest) -> None:
         if (seed, name) != (2, "m")
         for row in conftest.cell_rows(("a", "init", "d", seed), name, {"p": value})
     ]
-    scores = scores_of(conftest.frame(rows))
-    (row,) = leaderboard(scores, {"m": MORE})
+    scores = scores_of(conftest.frame(rows), {"m": MORE})
+    (row,) = leaderboard(scores)
     entry = row.entries["m"]
     assert (entry.value, entry.status, entry.over) == (2.5, "ok", "2 seeds")
     assert "seed 2" in entry.reason

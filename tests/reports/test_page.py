@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from made_records import make_record
-from made_runs import MEASURES, make_run
+from made_runs import make_run
 from made_scores import page_content, page_script, scores_of
 
 from nlbench.cli.common import show_run
@@ -146,7 +146,7 @@ def test_the_page_holds_the_tidy_table(html, run) -> None:
 
 
 def test_rows_of_the_board_follow_the_leaderboard(html, run) -> None:
-    rows = leaderboard(scores_of(run.scores, run.manifest["measures"]), run.manifest["measures"])
+    rows = leaderboard(scores_of(run.scores, run.manifest["measures"]))
     body = html[html.index("<tbody>") : html.index("</tbody>")]
     found = re.findall(r'data-row="(\d+)".*?data-v="([\d.]+)"', body, re.DOTALL)
     assert [int(index) for index, _ in found] == list(range(6))
@@ -400,7 +400,7 @@ def test_long_pages_hold_the_leaderboards_ends(monkeypatch, tmp_path) -> None:
     assert "the 6 most and the 2 least nonlinear of 20 networks; scores.csv contains all." in text
     assert "Values for individual seeds are only in scores.csv." in text
     content = page_content(text)
-    rows = leaderboard(scores_of(run.scores, list(MEASURES)), run.manifest["measures"])
+    rows = leaderboard(scores_of(run.scores, run.manifest["measures"]))
     labels = [row.label for row in rows]
     assert [row["label"] for row in content["rows"]] == labels[:6] + labels[-2:]
     assert len(content["subjects"]) == 8

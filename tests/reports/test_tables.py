@@ -55,7 +55,7 @@ def test_scores_hold_the_numbers_of_the_tidy_table() -> None:
     parts = {"segment": [3, 5], "site": {"relu": 8}}
     records[2] = replace(records[2], result=Result({"value": 8.0}, n=2, parts=parts))
     del records[3]
-    scores = Scores({"": records}, ["r2"])
+    scores = Scores({"": records}, {"r2": {}})
     found = {}
     for subject, measure, score in scores.cells():
         for part in (score, *score.places):
@@ -65,7 +65,7 @@ def test_scores_hold_the_numbers_of_the_tidy_table() -> None:
     keys = ["model", "weights", "data", "seed", "measure", "place", "statistic"]
     expected = table.set_index(keys)[["value", "n"]].apply(tuple, axis=1).to_dict()
     assert found == expected
-    assert scores.measures[0] == "r2"
+    assert next(iter(scores.measures)) == "r2"
 
 
 def test_repeated_cells_and_places_are_refused() -> None:

@@ -81,7 +81,8 @@ def scores_of(
     replicates: Mapping[tuple[Any, ...], Replicates] | None = None,
 ) -> Scores:
     """The scores of a tidy table."""
-    return Scores({"": records_of(table, measures, replicates)}, measures)
+    known = measures if isinstance(measures, Mapping) else {name: {} for name in measures}
+    return Scores({"": records_of(table, measures, replicates)}, known)
 
 
 def page_script(html: str) -> str:
