@@ -29,14 +29,14 @@ check: $(VENV)/.installed
 	cd $(VENV) && bin/lint-imports --config ../pyproject.toml
 
 # All studies, each in its quick version, anew. `measures` shares no network with the others: with
-# --jobs=2 it runs next to them, each part on one core. The longer part comes first.
+# --jobs=2 it runs next to them, each part on one core with one thread. The longer part comes first.
 studies: quick-studies quick-benchmark
 
 quick-studies: STUDIES = '[!m]*'
 quick-benchmark: STUDIES = 'measures'
 quick-studies quick-benchmark: $(VENV)/.installed
 	rm -rf $(VENV)/$@
-	$(BIN)/nlbench study $(STUDIES) --quick --workers 1 --progress none --out $(VENV)/$@
+	OMP_NUM_THREADS=1 $(BIN)/nlbench study $(STUDIES) --quick --workers 1 --progress none --out $(VENV)/$@
 
 # The site, in docs/_build/html: it opens from the folder, without a network. Tutorials run.
 docs: $(VENV)/.docs

@@ -44,6 +44,11 @@ def made(tmp_path_factory):
     return {"relu": on_ladder("relu"), "twins": run(twins, folder / "twins"), **again}
 
 
+@pytest.fixture(scope="module")
+def findings(made):
+    return Measures().analyse(made)
+
+
 def changed(runs, measure, change):
     """The same runs with other summaries of one measure."""
 
@@ -91,8 +96,8 @@ def test_headline_compares_measures_on_the_same_networks_only(made, monkeypatch)
     assert "affinity" not in line
 
 
-def test_precision_is_that_of_networks_measured_twice(made):
-    table = Measures().analyse(made).tables["Precision and cost"].set_index(["measure", "ladder"])
+def test_precision_is_that_of_networks_measured_twice(made, findings):
+    table = findings.tables["Precision and cost"].set_index(["measure", "ladder"])
     row = table.loc["nlc", "relu"]
     values = {
         part: {
@@ -113,9 +118,8 @@ def test_precision_is_that_of_networks_measured_twice(made):
     assert row["seconds to 2 %"] == pytest.approx(needed)
 
 
-def test_shipped_results_stand_next_to_measured_ones(made, monkeypatch, tmp_path):
-    found = Measures().analyse(made)
-    orders, precision = found.tables[ORDER], found.tables["Precision and cost"]
+def test_shipped_results_stand_next_to_measured_ones(made, findings, monkeypatch, tmp_path):
+    orders, precision = findings.tables[ORDER], findings.tables["Precision and cost"]
     orders.to_csv(tmp_path / "order-kendall-s-tau-by-ladder.csv", index=False)
     precision.to_csv(tmp_path / "precision-and-cost.csv", index=False)
     file = tmp_path / "shipped.json"
@@ -143,8 +147,8 @@ def test_the_shipped_results_are_complete_and_small():
     assert judged.high.ge(judged.tau - 1e-3).all()
 
 
-def test_invariances_hold_or_break_as_listed(made):
-    table = Measures().analyse(made).tables["Invariance to what should not matter"]
+def test_invariances_hold_or_break_as_listed(findings):
+    table = findings.tables["Invariance to what should not matter"]
     table = table.set_index("measure")
     scaled, turned, doubled = "outputs-scaled", "outputs-rotated", "doubled"
     assert table.loc["absdev", scaled] == "broken (270.0%)"
