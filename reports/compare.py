@@ -499,10 +499,7 @@ def difference_of(
 ) -> Difference:
     """Compare two cells and the places that they have in common, in the order of the second.
 
-    Parameters
-    ----------
-    where : mapping of str to str, optional
-        Where functional calls stand, by place.
+    `where` tells where functional calls stand, by place.
     """
     notes = [
         f"{word}: {cell.status}: {cell.reason}"

@@ -229,10 +229,6 @@ def exceeding(
     sides : {1, 2}
         1 to count only differences above zero.
 
-    Returns
-    -------
-    array of bool
-
     References
     ----------
     S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of

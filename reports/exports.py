@@ -118,7 +118,7 @@ def latex_table(
     """Convert a leaderboard to a LaTeX table, see `to_latex`."""
     names, lines = board_texts(rows, ranks=ranks, error=error)
     arrows = {1: r" $\uparrow$", -1: r" $\downarrow$", 0: ""}
-    heads = [latex_text(n) + arrows[sense_of(measures.get(n, {}))] for n in names]
+    heads = [latex_text(n) + arrows[sense_of(measures[n])] for n in names]
     cells = [[latex_text(text) for text in line] for line in lines]
     body = [[latex_text(row.label), *line] for row, line in zip(rows, cells, strict=True)]
     caption = latex_text(_caption(rows, measures, ranks, error))

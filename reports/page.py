@@ -172,12 +172,7 @@ def _index_row(run: NamedRun) -> dict[str, Any]:
 def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title: str = "") -> str:
     """Render runs as HTML text; see `write_page`.
 
-    Parameters
-    ----------
-    head : Markup, optional
-        Content above the leaderboard.
-    title : str
-        Shown instead of the names of the runs.
+    A head stands above the leaderboard, and a title in place of the names of the runs.
     """
     named = named_runs(runs)
     scores = read_runs(named)
@@ -250,7 +245,7 @@ def _single_view(row: Row, measures: Measures, data: PageData) -> dict[str, Any]
     sites = [
         name
         for name, entry in row.entries.items()
-        if measures.get(name, {}).get("probe") == "sites" and len(entry.place_values)
+        if measures[name].get("probe") == "sites" and len(entry.place_values)
     ]
     first = next((n for n in sites if sense_of(measures[n])), sites[0] if sites else "")
     colours = data.colours.get(first)
@@ -260,7 +255,7 @@ def _single_view(row: Row, measures: Measures, data: PageData) -> dict[str, Any]
         "fields": strip_fields(row.entries[first], colours) if first else [],
         "colours": colours.legend() if colours else None,
         "row": row,
-        "references": any(population_of(n, measures.get(n, {})) for n in row.entries),
+        "references": any(population_of(n, measures[n]) for n in row.entries),
     }
 
 

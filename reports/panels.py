@@ -311,12 +311,7 @@ def _style_rows(axes: Axes, grid: Literal["x", "y"]) -> None:
 def draw_path(panels: Sequence[Axes], drawing: Mapping[str, Any]) -> None:
     """Plot logits along a path with their chords, one panel each, and the breakpoints below.
 
-    Parameters
-    ----------
-    panels : sequence of Axes
-        One per logit, and one more if the drawing has breakpoints.
-    drawing : mapping
-        See `nlbench.probes.lines.drawing`.
+    The drawing is that of `nlbench.probes.lines.drawing`.
     """
     lengths = drawing["lengths"]
     starts = np.concatenate([[0.0], np.cumsum(lengths)])

@@ -315,7 +315,7 @@ class Scores:
         derived = {name for _, name in self._scores} & RELATIVE.keys()
         bases = {RELATIVE[name][0]: name for name in derived}
         self.measures: dict[str, Mapping[str, Any]] = {}
-        for name in [*known_measures, *(record.measure.name for _, record in every)]:
+        for name in dict.fromkeys([*known_measures, *(r.measure.name for _, r in every)]):
             if name not in RELATIVE:
                 info = known_measures.get(name, {})
                 if name in bases:

@@ -74,7 +74,7 @@ def _print_board(
     _, lines = board_texts(rows)
     left_out = []
     for name, texts in zip(names, zip(*lines, strict=True), strict=True):
-        info = measures.get(name, {})
+        info = measures[name]
         scale = str(info.get("scale") or "")
         head = f"{one_line(name)}\n{direction(info.get('more_means', 'neither'), scale)}"
         width = _width([head, *texts])
@@ -119,7 +119,7 @@ def _network_table(row: Row, measures: Measures) -> Table:
     table.columns[0].no_wrap = True
     table.columns[1].overflow = table.columns[2].overflow = "fold"
     for name, entry in row.entries.items():
-        info = measures.get(name, {})
+        info = measures[name]
         notes = direction(info.get("more_means", "neither"), str(info.get("scale") or ""))
         table.add_row(*map(Text, (one_line(name), value_text(entry, info), notes)))
     return table

@@ -32,10 +32,7 @@ class TrainingRun:
     def changes(self, scores: Scores) -> dict[str, Difference]:
         """Compare the last step with the first for each measure, paired by seed or by sample.
 
-        Returns
-        -------
-        dict of str to Difference
-            Keyed by measure; those with a value at both steps.
+        The measures are those with a value at both steps.
         """
         found = []
         for name, info in scores.measures.items():

@@ -83,7 +83,7 @@ def cite_sentence(row: Row, measures: Measures, facts: Sequence[str]) -> str:
     texts = []
     units: dict[str, None] = {}
     for name, entry in row.entries.items():
-        info = measures.get(name, {})
+        info = measures[name]
         if entry.status == "ok" and sense_of(info):
             scale = str(info.get("scale") or "")
             note = f" ({scale})" if scale else ""
@@ -119,13 +119,7 @@ def bibtex(runs: Sequence[NamedRun], measures: Measures) -> str:
 def board_view(
     data: PageData, content: Mapping[str, Any], measures: Measures, rows: Sequence[Row]
 ) -> dict[str, Any]:
-    """Build the template variables for the leaderboard.
-
-    Parameters
-    ----------
-    content : mapping
-        What `data` was packed into, with ``kindOrder``.
-    """
+    """Build the template variables for the leaderboard from the packed data."""
     packed = content["measures"]
     names = [measure["name"] for measure in packed]
     # The measure of the fingerprints has a direction, and values for most networks.

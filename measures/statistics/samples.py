@@ -135,28 +135,14 @@ def rounding_norms(peaks: Tensor, n: int, rounding: float) -> Tensor:
     """Bound the norms (d,) of rounding errors in columns of n samples.
 
     Networks compute samples in low precision, so a column that depends linearly on others differs
-    from their combination by rounding, which must not count as a direction.
-
-    Parameters
-    ----------
-    peaks : tensor of shape (d,)
-        Largest magnitude of each column, including its offset.
-    rounding : float
-        Spacing of the samples' dtype; see `PreparedSamples`.
+    from their combination by rounding, which must not count as a direction. The peaks (d,) are the
+    largest magnitudes, including offsets; `rounding` is that of `PreparedSamples`.
     """
     return ERROR_IN_ROUNDINGS * rounding * math.sqrt(n) * peaks
 
 
 def varying(low: Tensor, high: Tensor, rounding: float = EPSILON) -> Tensor:
-    """Return a mask (d,) of the columns that vary by more than the rounding of their magnitude.
-
-    Parameters
-    ----------
-    low, high : tensor of shape (d,)
-        Smallest and largest value of each column.
-    rounding : float
-        Spacing of the samples' dtype; see `PreparedSamples`.
-    """
+    """Return a mask (d,) of the columns that vary by more than the rounding of their magnitude."""
     return high - low > ERROR_IN_ROUNDINGS * rounding * torch.maximum(low.abs(), high.abs())
 
 
@@ -170,18 +156,8 @@ def is_resolved(
 ) -> bool:
     """Return False if the rounding of float64 shows in the spread of samples.
 
-    Samples of narrower types are always resolved: the probe `sites` compares them with float64.
-
-    Parameters
-    ----------
-    low, high : tensor of shape (d,)
-        Smallest and largest value of each column.
-    norms : tensor of shape (d,)
-        Norm of each column after centring.
-    n : int
-        Number of samples.
-    rounding : float
-        Spacing of the samples' dtype; see `PreparedSamples`.
+    Samples of narrower types are always resolved: the probe `sites` compares them with float64. The
+    norms (d,) are those of the columns after centring.
 
     Examples
     --------
@@ -210,12 +186,7 @@ def unresolved_side(role: str) -> Undefined:
 def constant_side(role: str, rounding: float, *, equal: bool) -> Undefined:
     """Return the error for an input or output in which no column varies.
 
-    Parameters
-    ----------
-    rounding : float
-        Spacing of the samples' dtype; see `PreparedSamples`.
-    equal : bool
-        True if all samples are equal, False if they differ by rounding.
+    The samples are equal, or else differ by rounding.
     """
     if equal or rounding <= EPSILON:
         return Undefined(f"constant {role}")

@@ -89,10 +89,6 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         Returns paths with labels; called once, on the first access.
     preprocessing : Preprocessing
         Applied without the normalisation.
-    channels : {1, 3}
-        1 converts images to grayscale.
-    exif : bool
-        Rotate images as their EXIF data say.
     """
 
     def __init__(

@@ -318,10 +318,6 @@ def _lines_of_both(source: str, target: str) -> tuple[list[str], list[str]]:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RequestError(f"parallel: can't read {path}: {reason}") from error
+    text = read_text(path).removeprefix("\ufeff").replace("\r\n", "\n")
     # str.splitlines would also split at characters that may occur within a sentence.
     return [line.strip() for line in text.removesuffix("\n").split("\n")]

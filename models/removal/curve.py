@@ -74,21 +74,14 @@ def removal_order(
 ) -> list[str]:
     """Return the names of calls in the order in which to remove them.
 
-    The call with the smallest value comes first, or the one with the largest value if the measure
-    is larger for calls close to affine. Calls without a value come last.
+    The criterion is one of `SIMPLE_CRITERIA`, of which the random one has a seed, or a measure with
+    a value per site. The call with the smallest value comes first, or the one with the largest
+    value if the measure is larger for calls close to affine. Calls without a value come last.
 
     Parameters
     ----------
-    criterion : str
-        A measure with a value per site, or one of `SIMPLE_CRITERIA`.
-    seed : int
-        Seed for the random order.
-    settings : mapping of str to value, optional
-        Options of the measure.
     statistic : str
         Statistic of the measure to rank by, where it has this one; otherwise its value.
-    reverse : bool
-        Return the opposite order.
     """
     check_criterion(criterion)
     names = [call.name for call in calls]
@@ -234,12 +227,8 @@ class Removal:
     ----------
     model : torch.nn.Module
         Not modified.
-    calls : sequence of ReplaceableCall
-        See `nlbench.probes.replacement.find_calls`.
-    fitting : tensor
-        Samples to fit the maps on.
-    inputs : tensor
-        Samples to evaluate the networks on.
+    fitting, inputs : tensor
+        Samples to fit the maps on, and to evaluate the networks on.
     labels : tensor or None
         -100 where there is nothing to predict.
     is_full : bool

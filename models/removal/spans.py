@@ -326,6 +326,7 @@ def watch(
             handle.remove()
 
 
+@dataclass(frozen=True)
 class SpanEvaluation:
     """Fits and costs of spans in one network.
 
@@ -340,17 +341,14 @@ class SpanEvaluation:
         is the divergence from the network's class probabilities.
     """
 
-    def __init__(
-        self, model: nn.Module, fitting: Tensor, inputs: Tensor, labels: Tensor | None
-    ) -> None:
-        self._model = model
-        self._fitting = fitting
-        self._inputs = inputs
-        self._labels = labels
+    model: nn.Module
+    fitting: Tensor
+    inputs: Tensor
+    labels: Tensor | None
 
     def evaluate(self, spans: Sequence[Span]) -> list[SpanResult]:
         """Fit the maps of some spans, and measure what each costs."""
-        with torch.no_grad(), evaluation_mode(self._model), without_fast_path():
+        with torch.no_grad(), evaluation_mode(self.model), without_fast_path():
             return self._with_costs(self._fit(spans))
 
     def _folding_layer(self, span: Span) -> str | None:
@@ -358,10 +356,10 @@ class SpanEvaluation:
         if span.first == 0:
             return None
         before = f"{span.blocks}.{span.first - 1}"
-        block = self._model.get_submodule(before)
+        block = self.model.get_submodule(before)
         paths = [f"{before}.{path}" for path, _ in block.named_modules() if path]
-        with watch(self._model, outputs=paths) as (_, outputs):
-            self._model(self._inputs[:1].clone())
+        with watch(self.model, outputs=paths) as (_, outputs):
+            self.model(self.inputs[:1].clone())
         called = [path.removeprefix(f"{before}.") for path in outputs]
         path = last_linear(block, span.place.channels, called)
         return None if path is None else f"{before}.{path}"
@@ -373,12 +371,12 @@ class SpanEvaluation:
         for span, layer in layers.items():
             fits[span] = {"affine": StreamFit(has_bias=True)}
             if layer is not None:
-                fits[span]["fold"] = StreamFit(self._model.get_submodule(layer).bias is not None)
+                fits[span]["fold"] = StreamFit(self.model.get_submodule(layer).bias is not None)
         starts = [span.place.call.path for span in spans]
         ends = [span.place.end.path for span in spans]
-        for batch in torch.split(self._fitting, BATCH):
-            with watch(self._model, starts, [*ends, *filter(None, layers.values())]) as streams:
-                self._model(batch.clone())
+        for batch in torch.split(self.fitting, BATCH):
+            with watch(self.model, starts, [*ends, *filter(None, layers.values())]) as streams:
+                self.model(batch.clone())
             taken, returned = streams
             for span, layer in layers.items():
                 x = taken[span.place.call.path]
@@ -389,7 +387,7 @@ class SpanEvaluation:
         results = []
         for span, layer in layers.items():
             maps = {name: fit.fit() for name, fit in fits[span].items()}
-            if span.first == 0 and embedding(self._model) is not None:
+            if span.first == 0 and embedding(self.model) is not None:
                 maps["fold"] = maps["affine"]
             results.append(SpanResult(span, maps, {}, layer))
         return results
@@ -397,11 +395,11 @@ class SpanEvaluation:
     def _with_costs(self, results: Sequence[SpanResult]) -> list[SpanResult]:
         """Measure the cost of each map."""
         places = [result.span.place for result in results]
-        prefix = SharedPrefix(self._model, places, self._inputs[:1])
+        prefix = SharedPrefix(self.model, places, self.inputs[:1])
         losses: list[dict[str, list[Tensor]]] = [defaultdict(list) for _ in results]
-        for start in range(0, len(self._inputs), BATCH):
-            batch = self._inputs[start : start + BATCH]
-            labels = None if self._labels is None else self._labels[start : start + BATCH]
+        for start in range(0, len(self.inputs), BATCH):
+            batch = self.inputs[start : start + BATCH]
+            labels = None if self.labels is None else self.labels[start : start + BATCH]
             original, branches = self._record(prefix, results, batch)
             for result, by_map in zip(results, losses, strict=True):
                 for name in ("skip", *result.maps):
@@ -418,13 +416,13 @@ class SpanEvaluation:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the original outputs, and those of the layers that maps fold into."""
         layers = [result.layer for result in results if result.layer is not None]
-        with watch(self._model, outputs=layers) as (_, branches):
+        with watch(self.model, outputs=layers) as (_, branches):
             return validated_outputs(prefix.record(batch), len(batch)), branches
 
     def outputs(self, result: SpanResult, map_name: str, inputs: Tensor) -> Tensor:
         """Return the network's outputs with a span replaced, without a change of its weights."""
-        with torch.no_grad(), evaluation_mode(self._model), without_fast_path():
-            prefix = SharedPrefix(self._model, [result.span.place], inputs)
+        with torch.no_grad(), evaluation_mode(self.model), without_fast_path():
+            prefix = SharedPrefix(self.model, [result.span.place], inputs)
             _, branches = self._record(prefix, [result], inputs)
             return _replaced(prefix, result, map_name, branches, len(inputs))
 
@@ -435,9 +433,9 @@ class SpanEvaluation:
         between the layer that the map is folded into and the stream, or a layer that blocks share.
         """
         span = result.span
-        example = self._inputs[:2]
+        example = self.inputs[:2]
         expected = self.outputs(result, map_name, example)
-        twin = copy.deepcopy(self._model).eval()
+        twin = copy.deepcopy(self.model).eval()
         if map_name == "fold":
             if result.layer is None:
                 untie_head(pretrained_model(twin))

@@ -77,13 +77,7 @@ class SparsePReLU(nn.PReLU):
 
 
 class PReLUPerCall(nn.Module):
-    """Replacement for a ReLU that is called several times, with one PReLU per call.
-
-    Parameters
-    ----------
-    calls : iterable of SparsePReLU
-        In call order.
-    """
+    """Replacement for a ReLU that is called several times, with one PReLU per call, in order."""
 
     def __init__(self, calls: Iterable[SparsePReLU]) -> None:
         super().__init__()
@@ -261,13 +255,6 @@ def other_activations(
     model: nn.Module, example: Tensor | tuple[Tensor, ...] | None = None
 ) -> dict[str, int]:
     """Count the calls to activations other than ReLU, which `sparsify` doesn't change.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Sparsified or not.
-    example : tensor or tuple of tensor
-        See `nlbench.models.sparsified.sparsification.sparsify`.
 
     Examples
     --------

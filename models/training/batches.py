@@ -81,17 +81,10 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def augment(images: Tensor, shift: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """Shift and flip each image independently.
+    """Shift and flip each image of (n, channels, height, width) independently.
 
-    Parameters
-    ----------
-    images : tensor of shape (n, channels, height, width)
-        Before normalisation. Pixels shifted in from outside are 0 (black).
-    shift : int
-        Maximum shift in pixels along either axis. All integers from -shift to shift are equally
-        likely.
-    flip : bool
-        Flip horizontally with probability 0.5.
+    All integers from -shift to shift are equally likely along either axis, and a flip is horizontal
+    with probability 0.5. Pixels shifted in from outside are 0, black before the normalisation.
 
     References
     ----------

@@ -119,14 +119,10 @@ class TrainingResult:
     ----------
     model : torch.nn.Module
         In evaluation mode, on the training device.
-    history : tuple of Epoch
-        At least one.
     thresholds_reached : bool
         True if the recipe's thresholds were reached or it has none.
     scores : mapping of str to float
         Scores computed once at the end, such as ``bleu``.
-    metadata : mapping of str to str
-        Metadata for the checkpoint.
     """
 
     model: nn.Module

@@ -94,14 +94,8 @@ LOGITS_PER_BATCH = 2**22
 class Task(ABC):
     """Base class for tasks; by default, classification with the cross-entropy loss.
 
-    Datasets other than labelled images can return their own from ``task(recipe, seed)``.
-
-    Attributes
-    ----------
-    classes : int
-    sizes : mapping of str to int
-        Number of samples of the splits ``train`` and ``test``.
-    evaluation_batch_size : int
+    Datasets other than labelled images can return their own from ``task(recipe, seed)``. The sizes
+    are the numbers of samples of the splits ``train`` and ``test``.
     """
 
     classes: int
@@ -225,13 +219,7 @@ class Classification(Task):
 
 
 class InMemoryTask(Task):
-    """A task whose inputs and targets are tensors in memory.
-
-    Parameters
-    ----------
-    train, test : pair of tensors
-        Inputs of shape (n, ...) and targets of shape (n,) or (n, length).
-    """
+    """A task with inputs (n, ...) and targets (n,) or (n, length) in memory."""
 
     def __init__(
         self, name: str, recipe: Recipe, train: Batch, test: Batch, evaluation_batch_size: int

@@ -32,17 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """Summary of a finished training run, as its manifest records it.
-
-    Parameters
-    ----------
-    scores : mapping of str to float
-        Further scores at the end of training.
-    is_reached : bool
-        True if the recipe's thresholds were reached.
-    file, file_hash : str
-        Name and hash of the checkpoint.
-    """
+    """Summary of a finished training run and its checkpoint, as its manifest records it."""
 
     train_accuracy: float
     test_accuracy: float

@@ -111,10 +111,6 @@ class Member:
     ----------
     module : str
         Module of this package that defines ``build(member)`` and ``read(path)``.
-    file : PackagedFile
-        The trained weights.
-    data : str
-        Default dataset.
     shape : tuple of (int or None)
         Shape of an input; None for an axis of variable length.
     classes : int
@@ -123,8 +119,6 @@ class Member:
         Modules that the architecture needs, which the extra ``zoo`` installs.
     remark : str
         Note on the weights, which becomes part of their metadata.
-    preprocessing : Preprocessing, optional
-        For networks that take photographs.
     reads_text : bool
         True if the module defines ``tokenizer(path)``.
     """
