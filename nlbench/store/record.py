@@ -126,7 +126,8 @@ class Record:
         Traceback if the cell failed.
     costs : mapping of str to float
         Costs shared with other cells: ``load_seconds`` for the subject and, for the pass,
-        ``wall_seconds``, ``peak_memory`` and, on a GPU, ``peak_device_memory`` (in bytes).
+        ``wall_seconds``, ``cpu_seconds`` of the process, ``peak_memory`` and, on a GPU,
+        ``peak_device_memory`` (in bytes).
     """
 
     key: str
