@@ -1,4 +1,4 @@
-"""Update the tables of docs/studies.md from the classes of the studies and their verdicts.
+"""Update the tables of docs/studies.md and docs/benchmark.md from the studies and their verdicts.
 
 With a folder of studies that ran in full, as in ``python docs/list_studies.py runs/studies``, their
 verdicts replace earlier ones in docs/studies/verdicts.csv first, and the tables and the figure of
@@ -17,8 +17,13 @@ from pathlib import Path
 
 from nlbench import registry
 from nlbench.studies.shared.benchmark_results import FILE, save_results
+from nlbench.studies.shared.ladders import HELD_OUT
+from nlbench.studies.shared.orders import CONSTANT, NO_DIRECTION
+from nlbench.studies.shared.orders import WORDS as ORDER_WORDS
+from nlbench.studies.trained_ladders import PLANTS
 
 PAGE = Path(__file__).resolve().with_name("studies.md")
+BENCHMARK = PAGE.with_name("benchmark.md")
 VERDICTS = Path(__file__).with_name("studies") / "verdicts.csv"
 START = "<!-- {}: made by docs/list_studies.py -->\n"
 END = "<!-- end -->\n"
@@ -87,8 +92,37 @@ def remark_table(claims: Sequence[tuple[str, str]]) -> str:
     return _table(head, ([rows[claim][name] for name in columns] for claim in claims))
 
 
+def order_table(name: str, ladders: Sequence[str]) -> str:
+    """Return what each measure does on some ladders, with Kendall's tau."""
+    (file,) = (BENCHMARK.with_name("benchmark") / name).glob("order-*.csv")
+    cells: dict[str, dict[str, str]] = {}
+    for row in _read(file):
+        word = row["what it does"].removesuffix(NO_DIRECTION)
+        text = "constant" if word == CONSTANT else "undefined"
+        if word in ORDER_WORDS:
+            text = f"{word}, {float(row['tau']):.2f}".replace("-", "−")
+        cells.setdefault(f"`{row['measure']}`", {})[row["ladder"]] = text
+    names = [name for name in ladders if any(name in row for row in cells.values())]
+    rows = [[measure, *(row.get(name, "–") for name in names)] for measure, row in cells.items()]
+    return _table(["measure", *(name.removesuffix(" blended") for name in names)], rows)
+
+
+def extent_table() -> str:
+    """Return what was measured on each trained network, and why the rest was not."""
+    folder = BENCHMARK.with_name("benchmark") / "trained-ladders"
+    rows = [list(row.values()) for row in _read(folder / "what-was-measured-and-what-was-not.csv")]
+    columns = ["network", "samples", "draws", "not run", "seconds of the slowest pass"]
+    for row in rows:
+        row[-1] = f"{float(row[-1]):.1f}" if row[-1] else "–"
+    return _table(columns, rows)
+
+
 def _verdicts() -> list[dict[str, str]]:
-    with VERDICTS.open(encoding="utf-8", newline="") as file:
+    return _read(VERDICTS)
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -98,17 +132,21 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def update(page: str) -> str:
-    """Return the page with all tables updated."""
+    """Return a page with all its tables updated."""
     tables = {
-        "list": study_table(),
-        "confirmed": remark_table(CONFIRMED),
-        "not confirmed": remark_table(NOT_CONFIRMED),
-        "count": count_table(),
-        "verdicts": verdict_table(),
+        "list": study_table,
+        "confirmed": lambda: remark_table(CONFIRMED),
+        "not confirmed": lambda: remark_table(NOT_CONFIRMED),
+        "count": count_table,
+        "verdicts": verdict_table,
+        "trained": lambda: order_table("trained-ladders", [plant.name for plant in PLANTS]),
+        "extent": extent_table,
+        "held-out": lambda: order_table("held-out-ladders", list(HELD_OUT)),
     }
     for name, table in tables.items():
         before, start, rest = page.partition(START.format(name))
-        page = before + start + table + END + rest.partition(END)[2]
+        if start:
+            page = before + start + table() + END + rest.partition(END)[2]
     return page
 
 
@@ -156,4 +194,5 @@ if __name__ == "__main__":
         for name in QUOTED:
             if (folder / name).is_dir():
                 copy_tables(folder / name, VERDICTS.parent / name)
-    PAGE.write_text(update(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in (PAGE, BENCHMARK):
+        page.write_text(update(page.read_text(encoding="utf-8")), encoding="utf-8")

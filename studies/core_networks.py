@@ -23,6 +23,7 @@ from .shared.linearised_networks import (
     measure_networks,
     network_table,
     omegas,
+    original_network,
     paths_shrink,
 )
 
@@ -43,7 +44,7 @@ class CoreNetworks(Study):
 
     question = "Do the units that stay nonlinear form a core of nearly constant depth and width?"
     source = SOURCE
-    needs = "linearises 55 networks (20 shared with early-or-late), trains 15"
+    needs = "linearises 55 networks (20 shared with early-or-late), trains 20"
     minutes, quick_minutes = 12.0, 0.3
     takes = ("seeds",)
 
@@ -52,8 +53,10 @@ class CoreNetworks(Study):
         steps = omegas(context, "post-training")
         short: dict[str, Any] = {"name": "quick", "epochs": 1, "warmup_steps": 20}
         changes = short if context.quick else {}
-        weights: dict[str, list[str | Path]] = {MODEL: ["trained"]}
-        for seed in context.seeds_or(5):
+        seeds = context.seeds_or(5)
+        starts = dict.fromkeys(original_network(context, MODEL, seed) for seed in seeds)
+        weights: dict[str, list[str | Path]] = {MODEL: [*starts]}
+        for seed in seeds:
             weights[MODEL] += [
                 linearise(context, MODEL, "post-training", omega, seed) for omega in steps
             ]
@@ -168,8 +171,9 @@ def _compare_depths(table: pd.DataFrame, depths: Callable[..., pd.DataFrame]) ->
     before = table[(table["mode"] == "reference") & (table.noise == 0)]
     starts = before.pivot_table("pathlength", "seed", "model")
     ratios = (depths(deep) / depths(MODEL)).dropna(how="all").dropna(axis=1)
-    start = starts[deep] / starts[MODEL].mean()
-    differences = np.log(start).abs() - ratios.map(np.log).abs().max(axis=1)
+    # A bundled network is the start of all seeds.
+    start = starts[deep] / starts[MODEL].fillna(starts[MODEL].mean())
+    differences = start.map(np.log).abs() - ratios.map(np.log).abs().max(axis=1)
     listed = ", ".join(f"{ratio:.2f} at ω = {omega:g}" for omega, ratio in ratios.mean().items())
     return Verdict(
         "Linearised networks differ less in depth than the original ones",

@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from nlbench.reports.agreement import within_groups
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
-from .framework.trends import mean_correlation
-from .framework.verdicts import between, within
+from .framework.trends import SIGNIFICANCE, mean_correlation
+from .framework.verdicts import (
+    Decision,
+    all_hold,
+    correlates_weakly,
+    in_most_networks,
+    mean_near,
+)
 from .shared.classifiers import (
     CLASSIFIERS,
     classifier_remarks,
@@ -93,6 +100,9 @@ AVERAGE = {
 
 STRONG = 0.7
 """Minimum size of a strong correlation: about half of the variance is shared."""
+MAX_DIFFERENCE = 0.1
+"""Maximum difference between correlations that count as equal."""
+PERMUTATIONS = 2000
 
 
 ZOO = ("efficientnet-lite0", "mtcnn-rnet", "mtcnn-onet", "crepe-tiny", "minilm-l6", "smollm2-135m")
@@ -184,13 +194,16 @@ def _averages(table: pd.DataFrame) -> list[Verdict]:
     verdicts = []
     for other, (mean, std) in AVERAGE.items():
         ours = table[other].dropna()
+        differences = (ours - table[f"published {NAMES[other]}"]).dropna()
         verdicts.append(
             Verdict(
                 f"Affinity and {NAMES[other]}: mean correlation over networks",
                 f"{mean:.2f} ± {std:.2f}",
                 f"{ours.mean():.2f} ± {ours.std():.2f} (n = {len(ours)})",
-                within(ours.mean(), mean, std),
-                "agrees if within one published standard deviation over networks",
+                mean_near(differences, 0, MAX_DIFFERENCE),
+                "agrees if the mean difference from the published coefficient of the same network "
+                f"lies within ±{MAX_DIFFERENCE}, by its 95% t interval over {len(differences)} "
+                "networks, disagrees if it lies outside",
             )
         )
     return verdicts
@@ -198,22 +211,40 @@ def _averages(table: pd.DataFrame) -> list[Verdict]:
 
 def _closest_by_family(table: pd.DataFrame) -> Verdict:
     """Test whether the measure closest to affinity depends on the family."""
-    family = [CLASSIFIERS[name].family for name in table.network]
-    means = table.groupby(family, sort=False)[list(OTHERS)].mean().abs()
-    closest = means.dropna(how="all").idxmax(axis=1)
-    ours = "; ".join(
-        f"{NAMES[other]}: {', '.join(closest.index[closest == other])}"
+    sizes = table[list(OTHERS)].abs().dropna(how="all")
+    closest = sizes.idxmax(axis=1)
+    family = pd.Series([CLASSIFIERS[name].family for name in table.network], table.index)
+    family = family[closest.index]
+    listed = [
+        f"{NAMES[other]}: {', '.join(dict.fromkeys(family[closest == other]))}"
         for other in OTHERS
         if (closest == other).any()
-    )
+    ]
+    codes = [pd.factorize(values)[0] for values in (closest, family)]
+    p = _chance_of_agreement(*codes) if len(closest) else 1.0
+    most = in_most_networks(closest == closest.mode().iloc[0]) if len(closest) else Decision(None)
     return Verdict(
         "The measure closest to affinity depends on the family",
         "entropy: VGG; sparsity: ResNet, DenseNet; CKA: MNASNet, EfficientNet; norm: ViT, Swin; "
         "R²: ConvNeXt",
-        ours,
-        len(set(closest)) > 1,
-        "by the mean coefficient over the networks of each family",
+        "; ".join(listed),
+        True if p < SIGNIFICANCE else Decision(False if most.agrees else None),
+        "the largest coefficient of each network; agrees if more pairs of a family share it than "
+        f"if families were drawn at random (permutation test, p = {p:.2g}); disagrees if one "
+        "measure is closest in most networks",
     )
+
+
+def _chance_of_agreement(closest: NDArray[np.int64], family: NDArray[np.int64]) -> float:
+    """Compute the p-value of the number of pairs that share a family and the closest measure."""
+    rng = np.random.default_rng(0)
+    is_family = np.equal.outer(family, family)
+
+    def count(values: NDArray[np.int64]) -> int:
+        return int((is_family & np.equal.outer(values, values)).sum())
+
+    drawn = np.array([count(rng.permutation(closest)) for _ in range(PERMUTATIONS)])
+    return float((1 + (drawn >= count(closest)).sum()) / (1 + PERMUTATIONS))
 
 
 def _none_follows(claim: str, table: pd.DataFrame) -> Verdict:
@@ -224,13 +255,11 @@ def _none_follows(claim: str, table: pd.DataFrame) -> Verdict:
         # A coefficient defined for few networks says nothing about the others.
         if 2 * len(values := table[other].dropna()) > len(table)
     }
-    answers = [between((r.low, r.high), (-STRONG, STRONG)) for r in means.values()]
-    agrees = None if None in answers or not answers else all(answers)
     return Verdict(
         claim,
         "no strong consistent correlation",
         "; ".join(f"{NAMES[other]} {mean.text}" for other, mean in means.items()) or "none",
-        False if False in answers else agrees,
+        all_hold(correlates_weakly(mean, STRONG) for mean in means.values()),
         "mean Pearson correlation over sites, by Fisher's transform, with its 95% t interval over "
         f"{len(table)} networks; agrees if all intervals lie within ±{STRONG} (equivalence), "
         "disagrees if one lies outside",

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from nlbench.reports.agreement import spearman
+from nlbench.reports.agreement import Correlation, spearman
 
 from .framework import Findings, Runs, Verdict
 from .framework.figures import COLOURS, draw_groups, draw_intervals, page_figure
 from .framework.trends import mean_correlation
-from .framework.verdicts import between
+from .framework.verdicts import correlates_weakly
 from .shared.linear_regions import (
     AXIS_LABELS,
     MEASURES,
@@ -104,7 +104,7 @@ def correlation_verdicts(table: pd.DataFrame) -> list[Verdict]:
             + f"Density hardly predicts how much a path deviates: {row.setting}",
             row.published,
             f"ρ = {row.text}",
-            between((row.low, row.high), (-WEAK, WEAK)),
+            correlates_weakly(Correlation(row.correlation, row.low, row.high, row.networks), WEAK),
             f"mean of Spearman's ρ over paths, {row.networks} network{'s' * (row.networks > 1)}, "
             f"with the 95% t interval over networks; agrees if the interval lies within ±{WEAK}, "
             "disagrees if it lies outside",

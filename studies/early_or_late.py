@@ -29,6 +29,7 @@ from .shared.linearised_networks import (
     measure_networks,
     network_table,
     omegas,
+    original_network,
     stays_accurate,
 )
 
@@ -60,12 +61,15 @@ class EarlyOrLate(Study):
 
     question = "Is a network more accurate if it is linearised late rather than early?"
     source = SOURCE
-    needs = "digits, mnist1d; linearises 101 networks (20 shared with core-networks), trains 32"
+    needs = "digits, mnist1d; linearises 101 networks (20 shared with core-networks), trains 37"
     minutes, quick_minutes = 11.0, 0.3
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
         """Measure networks linearised under several penalties, and ordinary ones."""
+        starts = dict.fromkeys(
+            original_network(context, MODEL, seed) for seed in context.seeds_or(5)
+        )
         checkpoints = [
             linearise(context, MODEL, mode, omega, seed)
             for mode in ("post-training", "from-start")
@@ -76,15 +80,15 @@ class EarlyOrLate(Study):
         if not context.quick:
             checkpoints += [
                 context.request_training(
-                    MODEL, DATA, "post-training", seed, weights="trained",
-                    name=f"random{fraction:g}", random_share=fraction,
+                    MODEL, DATA, "post-training", seed, name=f"random{fraction:g}",
+                    weights=original_network(context, MODEL, seed), random_share=fraction,
                 )
                 for fraction in RANDOM_FRACTIONS
                 for seed in context.seeds_or(5)
             ]  # fmt: skip
         harder = request_networks(context, DEPTHS[: 2 if context.quick else None])
         return {
-            "run": measure_networks(context, {MODEL: ["trained", *checkpoints]}, DATA),
+            "run": measure_networks(context, {MODEL: [*starts, *checkpoints]}, DATA),
             "harder": measure_networks(context, harder, HARDER_DATA, part="harder"),
         }
 
@@ -133,10 +137,9 @@ class EarlyOrLate(Study):
             {"Networks": pd.concat([table, harder], ignore_index=True)},
             {"Accuracy vs. path length": _figure({DATA: table, HARDER_DATA: harder})},
             [
-                f"Small-scale: {MODEL} on {DATA}, {table.seed.nunique()} seeds; late networks all "
-                "start from the bundled checkpoint, early ones from their seed's initialisation. "
-                f"{HARDER_DATA}: {HARDER_MODEL}; late networks start from their seed's trained "
-                "network.",
+                f"Small-scale: {MODEL} on {DATA} and {HARDER_MODEL} on {HARDER_DATA}. Late "
+                "networks start from their seed's trained network, early ones from its "
+                "initialisation.",
                 epochs_remark(table),
                 f"{HARDER_DATA}, {floor_text(harder)}.",
                 _duration_remark(table, DATA),

@@ -18,8 +18,8 @@ from nlbench.request import ExecutionOptions, Request
 from nlbench.studies.networks.planted import MAPS
 
 from .framework import Context, Findings, Runs, Study, Verdict
-from .framework.trends import bootstrap_mean
-from .framework.verdicts import above, within
+from .framework.trends import network_interval
+from .framework.verdicts import mean_above, within
 from .shared.benchmark_figure import benchmark_figure
 from .shared.benchmark_results import shipped_results
 from .shared.ladder_cells import (
@@ -245,7 +245,8 @@ def _headline(questions: pd.DataFrame) -> list[str]:
         best = best.sort_values("seconds to 2 %", kind="stable").measure
         lines.append(
             f"{words} {counts[0].max():.0f} of {counts[1].max():.0f} ladders are seen by "
-            f"{', '.join(best)} (cheapest first, at equal precision); other measures see fewer."
+            f"{', '.join(best)} (cheapest first, at equal precision); others see fewer, or have no "
+            "value on some."
         )
     return lines
 
@@ -380,13 +381,13 @@ def _compare_with_affine(cells: pd.DataFrame) -> Iterable[Verdict]:
     values = known[(known.rung == known.rung.max()) & (known.status == "ok")].value
     if not len(values):
         return
-    low, high = bootstrap_mean(values)
+    low, high = network_interval(values)
     yield Verdict(
         "A trained network of ReLUs has a nonlinearity coefficient above the affine value 1",
         "",
         f"{values.mean():.3f} ({low:.3f} to {high:.3f})",
-        above((low, high), 1),
-        f"{len(values)} networks, bootstrap interval; with slope 1, the same networks give 1",
+        mean_above(values, 1),
+        f"{len(values)} networks, 95% t interval; with slope 1, the same networks give 1",
     )
 
 

@@ -341,7 +341,7 @@ def _headline(result: pd.DataFrame) -> list[str]:
         measures = [f"{r.measure} ({r['τ']:+.2f})" for r in decided if r.measure not in BASELINES]
         baselines = [f"{r.measure} ({r['τ']:+.2f})" for r in decided if r.measure in BASELINES]
         lines.append(
-            f"Given size and training loss, {words} is predicted by "
+            f"Given size and training loss, shown to predict {words}: "
             f"{', '.join(measures) or 'no measure'}; baselines: {', '.join(baselines) or 'none'}."
         )
     return lines

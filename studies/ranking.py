@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from nlbench.reports.agreement import kendall
-
 from .framework import Findings, Runs, Verdict
 from .framework.figures import COLOURS, page_figure
-from .framework.verdicts import correlates, correlation_text
+from .framework.trends import trend_test
+from .framework.verdicts import rises_in_networks
 from .shared.linear_regions import (
     AXIS_LABELS,
     MEASURES,
@@ -25,10 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_CRITERION = (
-    "Kendall's tau-b between the fraction of wrong labels and a network's median over paths, with "
-    "its 95% interval over networks; undecided if it contains 0 or there are too few networks"
-)
+_CRITERION = "median over paths; exact trend test over the levels of each seed"
 
 
 class Ranking(ClosedPaths):
@@ -40,20 +36,27 @@ class Ranking(ClosedPaths):
         """Correlate each measure's median over paths with the fraction of wrong labels."""
         values = {name: path_values(runs["paths"], name) for name in MEASURES}
         by_level = {name: _medians_by_level(table) for name, table in values.items()}
-        taus = {name: kendall(table.level, table.value) for name, table in by_level.items()}
+        curves = {
+            name: list(table.pivot_table("value", "seed", "level").to_numpy())
+            for name, table in by_level.items()
+        }
+        taus = {
+            name: f"τ = {trend_test(rows).tau:.2f} within {len(rows)} seeds"
+            for name, rows in curves.items()
+        }
         verdicts = [
             Verdict(
                 "Deviation rises with the share of wrong labels",
                 "rises; 0.2 and 0.4 are not separated for VGG8",
-                correlation_text("τ", taus["absdev"]),
-                correlates(taus["absdev"]),
+                taus["absdev"],
+                rises_in_networks(curves["absdev"]),
                 _CRITERION,
             ),
             Verdict(
                 "Density falls with the share of wrong labels",
                 "falls for VGG8, rises for ResNet18",
-                correlation_text("τ", taus["density"]),
-                correlates(taus["density"], -1),
+                taus["density"],
+                rises_in_networks([-row for row in curves["density"]]),
                 _CRITERION,
             ),
         ]

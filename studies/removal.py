@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy import stats
 
 from nlbench.citation import Source
@@ -15,8 +14,8 @@ from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
-from .framework.trends import SIGNIFICANCE, bootstrap_mean, holm
-from .framework.verdicts import above
+from .framework.trends import SIGNIFICANCE, holm, network_interval
+from .framework.verdicts import all_hold, mean_above
 from .shared.small_networks import trained_network
 
 if TYPE_CHECKING:
@@ -264,18 +263,17 @@ def _areas(runs: Runs) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["task", "seed", "criterion", "accuracy", "kl", "flops"])
 
 
-def _interval(frame: pd.DataFrame, column: str) -> tuple[float, float, float]:
-    """Return the mean of a column over networks with its interval."""
-    values = frame[column].to_numpy(dtype=np.float64)
-    return (float(values.mean()), *bootstrap_mean(values))
+def _mean_interval(values: pd.Series[float]) -> tuple[float, float, float]:
+    """Return the mean over networks with its interval."""
+    return (float(values.mean()), *network_interval(values))
 
 
 def _summary(correlations: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for criterion, frame in correlations.groupby("criterion", sort=False):
         area = areas[areas.criterion == criterion]
-        rho = _interval(frame, "spearman")
-        rows.append((criterion, len(frame), *rho, *_interval(area, "accuracy"), area.kl.mean()))
+        rho = _mean_interval(frame.spearman)
+        rows.append((criterion, len(frame), *rho, *_mean_interval(area.accuracy), area.kl.mean()))
     columns = ["criterion", "networks", "spearman", "low", "high"]
     columns += ["area", "area low", "area high", "area kl"]
     return pd.DataFrame(rows, columns=columns).sort_values("spearman", ascending=False)
@@ -285,7 +283,7 @@ def _by_task(correlations: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (task, criterion), frame in correlations.groupby(["task", "criterion"], sort=False):
         area = areas[(areas.criterion == criterion) & (areas.task == task)]
-        rho, accuracy = _interval(frame, "spearman"), _interval(area, "accuracy")
+        rho, accuracy = _mean_interval(frame.spearman), _mean_interval(area.accuracy)
         rows.append((task, criterion, len(frame), *rho, *accuracy, area.flops.mean()))
     columns = ["task", "criterion", "networks", "spearman", "low", "high"]
     columns += ["area", "area low", "area high", "area by flops"]
@@ -295,48 +293,25 @@ def _by_task(correlations: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame:
 
 def _differences(
     frame: pd.DataFrame, first: str, second: str, column: str = "spearman"
-) -> NDArray[np.float64]:
-    """Return the differences between two criteria for the networks that have both."""
+) -> pd.Series[float]:
+    """Return the differences between two criteria, by task and seed, where both are known."""
     wide = frame.pivot_table(index=["task", "seed"], columns="criterion", values=column)
     if first not in wide or second not in wide:
-        return np.empty(0)
-    return (wide[first] - wide[second]).dropna().to_numpy(dtype=np.float64)
-
-
-def signed_rank_p(values: NDArray[np.float64]) -> float:
-    """Compute the two-sided p-value of Wilcoxon's signed-rank test; 1 if all values are 0.
-
-    Examples
-    --------
-    >>> signed_rank_p(np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
-    0.03125
-    """
-    return float(stats.wilcoxon(values).pvalue) if np.any(values) else 1.0
-
-
-def is_positive(values: NDArray[np.float64]) -> bool | None:
-    """Test whether the mean over networks is positive; False if negative, None if undecided.
-
-    The bootstrap interval and Wilcoxon's test must agree; the latter needs six networks.
-
-    Examples
-    --------
-    >>> is_positive(np.array([1.0, 2.0, 3.0])), is_positive(-np.arange(1.0, 9.0))
-    (None, False)
-    """
-    return above(bootstrap_mean(values)) if signed_rank_p(values) < SIGNIFICANCE else None
+        return pd.Series(dtype=np.float64)
+    return (wide[first] - wide[second]).dropna()
 
 
 def _separations(correlations: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
-    """Test the first criterion against each of the others by Wilcoxon's signed-rank test.
+    """Test the first criterion against each of the others by a paired t test.
 
     The p-values are adjusted for these tests by Holm's method.
     """
     first = order[0]
     differences = {other: _differences(correlations, first, other) for other in order[1:]}
-    adjusted = holm({other: signed_rank_p(values) for other, values in differences.items()})
+    p_values = {n: stats.ttest_1samp(values, 0).pvalue for n, values in differences.items()}
+    adjusted = holm({n: 1.0 if np.isnan(p) else float(p) for n, p in p_values.items()})
     rows = [
-        (first, other, len(values), values.mean(), *bootstrap_mean(values), adjusted[other])
+        (first, other, len(values), values.mean(), *network_interval(values), adjusted[other])
         for other, values in differences.items()
     ]
     columns = ["first", "criterion", "networks", "difference", "low", "high", "p (Holm)"]
@@ -345,16 +320,14 @@ def _separations(correlations: pd.DataFrame, order: Sequence[str]) -> pd.DataFra
 
 def _verdicts(correlations: pd.DataFrame, areas: pd.DataFrame) -> list[Verdict]:
     def predicts(claim: str, criterion: str) -> Verdict:
-        values = correlations[correlations.criterion == criterion].spearman.to_numpy()
-        ours = f"{_with_interval(values)}, {len(values)} networks"
-        return Verdict(claim, "", ours, is_positive(values), "mean Spearman correlation above 0")
+        rows = correlations[correlations.criterion == criterion]
+        return _positive_in_tasks(claim, rows.set_index("task").spearman, "Spearman correlation")
 
     def compare(claim: str, first: str, second: str, column: str = "spearman") -> Verdict:
         frame = correlations if column == "spearman" else areas
-        values = _differences(frame, first, second, column)
-        ours = _with_interval(values)
         kind = "Spearman correlation" if column == "spearman" else "area under the accuracy curve"
-        return Verdict(claim, "", ours, is_positive(values), f"paired difference in {kind}")
+        values = _differences(frame, first, second, column)
+        return _positive_in_tasks(claim, values, f"paired difference in {kind}")
 
     return [
         *(predicts(f"{LABELS.get(c, c)} predicts the cost", c) for c in SCALE_FREE),
@@ -386,11 +359,21 @@ def _verdicts(correlations: pd.DataFrame, areas: pd.DataFrame) -> list[Verdict]:
     ]
 
 
-def _with_interval(values: NDArray[np.float64]) -> str:
-    if not len(values):
-        return "not measured"
-    low, high = bootstrap_mean(values)
-    return f"{values.mean():.3f} ({low:.3f} to {high:.3f})"
+def _positive_in_tasks(claim: str, values: pd.Series[float], what: str) -> Verdict:
+    """Test whether the mean over networks is positive in each task."""
+    tasks = list(values.groupby(level="task", sort=False)) if len(values) else []
+    texts = []
+    for task, group in tasks:
+        mean, low, high = _mean_interval(group)
+        texts.append(f"{task}: {mean:.3f} ({low:.3f} to {high:.3f}), {len(group)} networks")
+    return Verdict(
+        claim,
+        "",
+        "; ".join(texts) or "not measured",
+        all_hold(mean_above(group) for _, group in tasks),
+        f"mean {what} above 0 in each task, by its 95% t interval over networks; disagrees if it "
+        "is below 0 in one",
+    )
 
 
 def _headline(table: pd.DataFrame, separations: pd.DataFrame) -> tuple[str, ...]:

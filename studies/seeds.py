@@ -21,7 +21,7 @@ from .framework.trends import MIN_NETWORKS
 from .framework.verdicts import in_most_networks, mean_and_spread, ordered, range_text
 from .shared.classical_scaling import scale_to_plane
 from .shared.linear_regions import RECIPES, shipped_networks
-from .shared.linearised_networks import linearise
+from .shared.linearised_networks import linearise, original_network
 from .shared.site_scores import AFFINITY, nearest_shares_group, signatures, site_scores
 from .shared.small_networks import DATA, measure_networks, seeds_by_model
 
@@ -135,6 +135,7 @@ def _vgg8_by_recipe(context: Context) -> list[Path]:
         return [clean, noisy]
     _, augmented, wrong = RECIPES
     train = context.request_training
+    original = original_network(context, "vgg8", 0)
     return [
         clean,
         train("vgg8", DATA, "adam", name="adam"),
@@ -142,7 +143,7 @@ def _vgg8_by_recipe(context: Context) -> list[Path]:
         train("vgg8", DATA, wrong, name="noise0.4", label_noise=0.4),
         linearise(context, "vgg8", "post-training", 0.003, 0),
         linearise(context, "vgg8", "from-start", 0.001, 0),
-        train("vgg8", DATA, "post-training", weights="trained", name="random0.4", random_share=0.4),
+        train("vgg8", DATA, "post-training", weights=original, name="random0.4", random_share=0.4),
     ]
 
 

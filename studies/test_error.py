@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from nlbench.reports.agreement import Correlation, spearman
+from nlbench.reports.agreement import spearman
 from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Verdict
 from .framework.figures import draw_groups, page_figure
-from .framework.verdicts import correlates, correlation_text
+from .framework.trends import trend_test
+from .framework.verdicts import correlates_weakly, correlation_text, rises_in_networks
 from .shared.linear_regions import (
     AXIS_LABELS,
     DATA,
@@ -30,9 +31,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_CRITERION = "Spearman's ρ over networks with its 95% interval"
-MAX_UNRELATED = 0.5
-"""Maximum absolute value of an interval's ends that counts as no correlation."""
+WEAK = 0.5
+"""Maximum size of a correlation that counts as none: it explains a quarter of the variance."""
 
 
 class TestError(ClosedPaths):
@@ -55,21 +55,23 @@ class TestError(ClosedPaths):
         by_measure = {name: medians(table) for name, table in values.items()}
         table = pd.DataFrame({"error": error, **by_measure}).dropna()
         table = table.reset_index(names=["setting", "seed"])
-        rho = {name: spearman(table[name], table.error) for name in MEASURES}
+        curves = [group.sort_values("absdev").error for _, group in table.groupby("seed")]
         verdicts = [
             Verdict(
                 "Networks that deviate more have the larger test error",
                 "deviation predicts the test error",
-                correlation_text("ρ", rho["absdev"]),
-                correlates(rho["absdev"]),
-                _CRITERION,
+                f"τ = {trend_test(curves).tau:.2f} within {len(curves)} seeds; "
+                + correlation_text("ρ", spearman(table.absdev, table.error)),
+                rises_in_networks(curves),
+                "exact trend test over the networks of each seed, in the order of their deviation",
             ),
             Verdict(
                 "Density does not predict the test error",
                 "any density goes with very different errors",
-                correlation_text("ρ", rho["density"]),
-                _is_unrelated(rho["density"]),
-                _CRITERION + "; disagrees if the interval excludes 0",
+                correlation_text("ρ", rho := spearman(table.density, table.error)),
+                correlates_weakly(rho, WEAK),
+                "Spearman's ρ over networks; agrees if its 95% interval lies within "
+                f"±{WEAK} (equivalence), disagrees if it lies outside",
             ),
         ]
         return Findings(
@@ -81,13 +83,6 @@ class TestError(ClosedPaths):
                 "The error is the error rate on the test split; the paper uses the loss.",
             ],
         )
-
-
-def _is_unrelated(correlation: Correlation) -> bool | None:
-    # An interval around 0 shows the absence of a correlation only if it is narrow.
-    if correlation.low > 0 or correlation.high < 0:
-        return False
-    return True if max(-correlation.low, correlation.high) < MAX_UNRELATED else None
 
 
 def _figure(table: pd.DataFrame) -> Figure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 
 AMOUNTS = (0, 0.25, 0.5, 0.75, 1)
 QUICK_AMOUNTS = (0, 0.5, 1)
-SAMPLES = 64
-FITTING_SAMPLES = 256
+LINE_MEASURES = ("absdev", "pieces")
 MEASURES = (
     "affinity", "r2", "cka", "linearity", "elementwise-residual", "substitution", "nlc",
-    "affine-residual", "geometric-complexity",
+    "affine-residual", "geometric-complexity", *LINE_MEASURES,
 )  # fmt: skip
-LINE_MEASURES = ("absdev", "pieces")
 LINES = {"lines.paths": "pairs", "lines.number": 8, "lines.tolerance": 0.01}
 
 
@@ -50,15 +48,28 @@ class Plant:
         growing part of which is replaced by affine maps.
     options : mapping of str to value
         Options of the dataset, which give each seed samples of its own.
-    has_lines : bool
-        True if measures along lines take seconds.
+    samples, draws : int
+        Number of samples that each seed draws, and of seeds.
+    fitting_samples : int
+        Number of training samples on which affine maps are fitted.
+    omitted : mapping of str to str
+        Measures that are not run, separated by commas, and the reason.
     """
 
     model: str
     data: str
     of: str = "blend"
     options: Mapping[str, Any] | None = None
-    has_lines: bool = False
+    samples: int = 64
+    draws: int = 5
+    fitting_samples: int = 256
+    omitted: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Measures of the full study."""
+        omitted = ",".join(self.omitted).split(",")
+        return tuple(name for name in MEASURES if name not in omitted)
 
     @property
     def name(self) -> str:
@@ -84,22 +95,51 @@ class Plant:
         return Ladder(self.name, self.data, rungs, settings=settings)
 
 
-def _zoo(name: str, of: str = "blend", *, has_lines: bool = False, **options: Any) -> Plant:
-    return Plant(f"zoo/{name}", MEMBERS[name].data, of, options, has_lines)
+def _zoo(name: str, of: str = "blend", **fields: Any) -> Plant:
+    options = {"windows": 512} if MEMBERS[name].reads_text else {"count": 4096}
+    return Plant(f"zoo/{name}", MEMBERS[name].data, of, options, **fields)
 
 
-SHIPPED = (Plant("vgg8", "digits", has_lines=True), Plant("vgg8", "digits", "activations"))
+_LINES = ",".join(LINE_MEASURES)
+_NO_LINES = {_LINES: "minutes a network"}
+_TOKENS = {f"nlc,affine-residual,geometric-complexity,{_LINES}": "undefined for tokens"}
+_LARGE = {"samples": 8, "draws": 3}
+_EFFICIENTNET: Mapping[str, Any] = {
+    **_LARGE,
+    "omitted": {
+        "r2,affine-residual": "undefined for fewer samples than channels or directions",
+        "linearity,substitution,nlc,geometric-complexity": "10 to 30 s a cell",
+        **_NO_LINES,
+    },
+}
+_SMOLLM2: Mapping[str, Any] = {
+    **_LARGE,
+    "fitting_samples": 64,
+    "omitted": {
+        "r2": "undefined for fewer samples than channels",
+        "linearity,substitution": "minutes a cell",
+        **_TOKENS,
+    },
+}
+_CREPE_FULL = {
+    "r2": "undefined for fewer samples than channels",
+    "substitution,nlc,affine-residual,geometric-complexity": "minutes a cell",
+    **_NO_LINES,
+}
+SHIPPED = (
+    Plant("vgg8", "digits"),
+    Plant("vgg8", "digits", "activations", omitted=_NO_LINES),
+)
 PLANTS = (
     *SHIPPED,
-    *(
-        _zoo(f"neuralfoil-{size}", count=4096, has_lines=size != "xxxlarge")
-        for size in ("xxsmall", "medium", "xxxlarge")
-    ),
-    _zoo("crepe-tiny", count=4096),
-    _zoo("minilm-l6", "activations", windows=512),
-    *(_zoo(f"efficientnet-lite{size}", count=4096) for size in range(3)),
-    _zoo("crepe-full", count=4096),
-    _zoo("smollm2-135m", "mlp", windows=512),
+    _zoo("neuralfoil-xxsmall"),
+    _zoo("neuralfoil-medium"),
+    _zoo("neuralfoil-xxxlarge", omitted=_NO_LINES),
+    _zoo("crepe-tiny", omitted=_NO_LINES),
+    _zoo("crepe-full", omitted=_CREPE_FULL),
+    _zoo("minilm-l6", "activations", omitted=_TOKENS),
+    _zoo("smollm2-135m", "mlp", **_SMOLLM2),
+    *(_zoo(f"efficientnet-lite{size}", **_EFFICIENTNET) for size in range(3)),
 )
 
 
@@ -109,23 +149,28 @@ class TrainedLadders(Study):
     question = "Which measures follow nonlinearity that is planted in trained networks?"
     source = Source("", "ours; see docs/benchmark.md")
     needs = "the zoo's packages (make zoo), 4 GB of disk; nothing if quick"
-    minutes, quick_minutes = 40.0, 0.3
+    minutes, quick_minutes = 30.0, 0.3
     takes = ("seeds", "measures")
 
     def measure(self, context: Context) -> Runs:
         """Write the networks of each rung, and measure them on samples drawn by each seed."""
         runs = {}
-        seeds = context.seeds_or(5, 3)
         for plant in SHIPPED if context.quick else PLANTS:
             if plant.problem:
                 continue
             ladder = plant.ladder(QUICK_AMOUNTS if context.quick else AMOUNTS)
             files = _write_rungs(context, plant, ladder)
-            is_small = plant.has_lines and not context.quick
-            measures = context.measures or (*MEASURES, *LINE_MEASURES * is_small)
-            settings = applicable({**LINES, **ladder.settings}, measures, plant.data)
+            measures = context.measures or plant.measures
+            if context.quick:
+                measures = tuple(name for name in measures if name not in LINE_MEASURES)
             request = Request(
-                measures, (plant.model,), (plant.data,), files, seeds, SAMPLES, settings=settings
+                measures,
+                (plant.model,),
+                (plant.data,),
+                files,
+                context.seeds_or(plant.draws, 3),
+                plant.samples,
+                settings=applicable({**LINES, **ladder.settings}, measures, plant.data),
             )
             runs[ladder.name] = context.run(request, ladder.name.replace(" ", "-"))
         return runs
@@ -140,11 +185,12 @@ class TrainedLadders(Study):
         return Findings(
             list(_verdicts(orders)),
             {
-                "What each measure does on each network": _overview(orders, cells),
+                "What each measure does on each network": _overview(orders),
                 "Order: Kendall's tau by network": order_table(orders),
                 "Value by rung: mean over draws of samples": values.reset_index(),
+                "What was measured, and what was not": _extent_table(cells),
             },
-            remarks=_remarks(list(runs), cells),
+            remarks=_remarks(list(runs)),
         )
 
 
@@ -168,7 +214,7 @@ def _write_rungs(context: Context, plant: Plant, ladder: Ladder) -> tuple[str, .
         return tuple(map(str, files))
     options = tuple(sorted((plant.options or {}).items()))
     spec = SubjectSpec(
-        plant.model, "trained", plant.data, 0, FITTING_SAMPLES, split="train", options=options
+        plant.model, "trained", plant.data, 0, plant.fitting_samples, split="train", options=options
     )
     subject = load_subject(spec, torch.device("cpu"))
     for rung, file in zip(ladder.rungs, files, strict=True):
@@ -205,18 +251,14 @@ def _plant(subject: Subject, of: str, amount: float) -> tuple[nn.Module, dict[st
     return network, transform_metadata(list(maps), of)
 
 
-def _overview(orders: Mapping[tuple[str, str], Order], cells: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per measure: what it does on each network, and its cost in seconds."""
+def _overview(orders: Mapping[tuple[str, str], Order]) -> pd.DataFrame:
+    """Return one row per measure: what it does on each network."""
     rows: dict[str, dict[str, str]] = {}
     for (measure, ladder), order in orders.items():
-        rows.setdefault(measure, {})[ladder] = f"{order.word}, τ {order.tau:.2f}"
-        if order.mark:
-            rows[measure][ladder] = order.mark
+        text = order.mark or f"{order.word}, τ {order.tau:.2f}"
+        rows.setdefault(measure, {})[ladder] = text
     names = [plant.name for plant in PLANTS if any(plant.name in row for row in rows.values())]
-    table = pd.DataFrame(rows).T[names].fillna("–")
-    seconds = cells.pivot_table("seconds", "measure", "ladder", "median")
-    table["seconds, median of the largest"] = seconds.max(axis=1)
-    return table.rename_axis("measure").reset_index()
+    return pd.DataFrame(rows).T[names].fillna("–").rename_axis("measure").reset_index()
 
 
 def _verdicts(orders: Mapping[tuple[str, str], Order]) -> list[Verdict]:
@@ -240,19 +282,34 @@ def _verdicts(orders: Mapping[tuple[str, str], Order]) -> list[Verdict]:
                     "; ".join([f"{sum(holds)} of {len(words)} networks", *others]),
                     in_most_networks(holds),
                     "exact trend test over draws of samples, adjusted over networks; agrees if "
-                    "seen in most networks, by a sign test",
+                    "seen in most networks, by a sign test; sizes of one architecture count each",
                 )
             )
     return verdicts
 
 
-def _remarks(measured: Sequence[str], cells: pd.DataFrame) -> list[str]:
+def _extent_table(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per network: samples, draws, and the measures that were not run."""
+    rows = []
+    for plant in PLANTS:
+        measured = cells[cells.ladder == plant.name]
+        seeds = int(measured.seed.nunique())
+        omitted = [f"{names.replace(',', ', ')}: {why}" for names, why in plant.omitted.items()]
+        if not seeds:
+            omitted = [plant.problem or "not part of the quick version"]
+        seconds = measured.groupby(["seed", "rung"]).seconds.max().median()
+        rows.append((plant.name, plant.samples, seeds, "; ".join(omitted), seconds))
+    columns = ["network", "samples", "draws", "not run", "seconds of the slowest pass"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _remarks(measured: Sequence[str]) -> list[str]:
     remarks = [
-        f"A rung is one network, measured on {SAMPLES} samples of each of "
-        f"{cells.seed.nunique()} draws: intervals and tests are over samples, not over trainings.",
+        "A rung is one network, measured on several draws of samples: intervals and tests are over "
+        "samples, not over trainings.",
         "Blended: each activation φ is (1 - t) x + t φ(x). Affine: a random, growing part of the "
-        f"calls is replaced by affine maps, refitted on {FITTING_SAMPLES} training samples; maps "
-        "are per channel for activations and full for MLPs. The networks are not trained again.",
+        "calls is replaced by affine maps, refitted on training samples; maps are per channel for "
+        "activations and full for MLPs. The networks are not trained again.",
         "Scores of activations average over the activations that remain.",
     ]
     missing = [plant for plant in PLANTS if plant.name not in measured]

@@ -113,7 +113,7 @@ class Record:
     finished: str = ""  # time of completion in UTC
     traceback: str = ""  # traceback if the cell failed
     # Costs shared with other cells: load_seconds for the subject and, for the pass, wall_seconds,
-    # peak_memory and, on a GPU, peak_device_memory (in bytes).
+    # cpu_seconds of the process, peak_memory and, on a GPU, peak_device_memory (in bytes).
     costs: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

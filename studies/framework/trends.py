@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import zlib
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ from nlbench.reports.agreement import Correlation
 
 SIGNIFICANCE = 0.05
 RESAMPLES = 4000
-_BOOTSTRAP_REPEATS = 1000
-_BOOTSTRAP_SEED = zlib.crc32(b"networks")
 MAX_CORRELATION = 1 - 1e-9
 """Size to which correlations are limited, so that Fisher's transform is finite."""
 MIN_NETWORKS = 3
@@ -137,39 +134,6 @@ def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
         highest = max(highest, min(1.0, p * (len(p_values) - rank)))
         adjusted[name] = highest
     return adjusted
-
-
-def bootstrap_mean(values: ArrayLike) -> Interval:
-    """Compute a 95% bootstrap interval for a mean over networks; NaN for fewer than three.
-
-    For equal values use a sign test: a width of zero does not mean certainty. Plain bootstrap
-    intervals are too narrow for small samples: by a factor of 9 for two values, 2 for four and 1.1
-    for twenty. So the interval is widened to the scale of Student's t distribution.
-
-    References
-    ----------
-    T. C. Hesterberg. What Teachers Should Know About the Bootstrap. The American Statistician,
-    2015, section 4.2.
-
-    Examples
-    --------
-    >>> bootstrap_mean([1.0, 1.0, 1.0]), bootstrap_mean([3.0, 1.0])
-    ((1.0, 1.0), (nan, nan))
-    """
-    array = np.asarray(values, dtype=np.float64)
-    if len(array) < MIN_NETWORKS:
-        return math.nan, math.nan
-    count = len(array)
-    drawn = np.random.default_rng(_BOOTSTRAP_SEED).integers(
-        0, count, (_BOOTSTRAP_REPEATS, count), dtype=np.int32
-    )
-    probability = 1 - SIGNIFICANCE / 2
-    ratio = stats.t.ppf(probability, count - 1) / stats.norm.ppf(probability)
-    widening = float(ratio) * math.sqrt(count / (count - 1))
-    deviations = widening * (array[drawn].mean(axis=1) - array.mean())
-    tail = 50 * SIGNIFICANCE
-    low, high = array.mean() + np.percentile(deviations, [tail, 100 - tail])
-    return float(low), float(high)
 
 
 def network_interval(values: ArrayLike) -> Interval:

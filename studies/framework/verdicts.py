@@ -6,7 +6,7 @@ A criterion is a pure function of numbers that returns True, False, or None if u
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from .trends import MIN_NETWORKS, SIGNIFICANCE, network_interval, trend_test
+from .trends import MAX_CORRELATION, MIN_NETWORKS, SIGNIFICANCE, network_interval, trend_test
 
 if TYPE_CHECKING:
     from nlbench.reports.agreement import Correlation
@@ -260,18 +260,84 @@ def below(values: ArrayLike, bound: float = 0.0) -> bool | None:
     return above(-_array(values), -bound)
 
 
-def between(interval: tuple[float, float], limits: tuple[float, float]) -> bool | None:
-    """Test whether an interval lies between two limits; undecided if it contains either.
+def correlates_weakly(correlation: Correlation, bound: float) -> Decision:
+    """Test whether a correlation is smaller than a bound in size, by its 95% interval.
+
+    An equivalence test: it agrees if the interval lies within ±`bound`, and disagrees if it lies
+    outside. Otherwise it needs more networks if an interval as wide as this one would accept a
+    correlation of 0 with a probability below 80%.
 
     Examples
     --------
-    >>> [between(i, limits=(-0.3, 0.3)) for i in ((-0.1, 0.2), (0.4, 0.6), (0.2, 0.4))]
-    [True, False, None]
+    >>> from nlbench.reports.agreement import Correlation
+    >>> correlates_weakly(Correlation(0.1, -0.1, 0.2, 30), 0.3)
+    Decision(agrees=True, needed=0)
+    >>> correlates_weakly(Correlation(0.0, -0.4, 0.4, 20), 0.3)
+    Decision(agrees=None, needed=92)
     """
-    (low, high), (minimum, maximum) = interval, limits
-    if low >= minimum and high <= maximum:
-        return True
-    return False if low > maximum or high < minimum else None
+    if not math.isfinite(correlation.low):
+        return Decision(None, MIN_NETWORKS if correlation.n < MIN_NETWORKS else 0)
+    limits = np.array([correlation.low, correlation.high])
+    low, high = np.arctanh(np.clip(limits, -MAX_CORRELATION, MAX_CORRELATION))
+    return _lies_within((low, high), math.atanh(bound), correlation.n)
+
+
+def mean_near(values: ArrayLike, target: float, tolerance: float) -> Decision:
+    """Test whether the mean over networks is near a target, by its 95% t interval.
+
+    An equivalence test, as `correlates_weakly`.
+
+    Examples
+    --------
+    >>> mean_near([0.71, 0.7, 0.69], 0.7, 0.05), mean_near([0.6, 0.9, 0.7], 0.7, 0.05)
+    (Decision(agrees=True, needed=0), Decision(agrees=None, needed=101))
+    """
+    array = _array(values)
+    if len(array) < MIN_NETWORKS:
+        return Decision(None, MIN_NETWORKS)
+    low, high = network_interval(array - target)
+    return _lies_within((low, high), tolerance, len(array))
+
+
+def _lies_within(interval: tuple[float, float], limit: float, networks: int) -> Decision:
+    """Test whether a t interval over networks lies within ± a limit, if it has the power to."""
+    low, high = interval
+    if low > limit or high < -limit:
+        return Decision(False)
+    error = (high - low) / 2 / stats.t.ppf(1 - SIGNIFICANCE / 2, networks - 1)
+    if error * _equivalence_width(networks) <= limit:
+        return Decision(True if max(-low, high) <= limit else None)
+    # Normal quantiles are smaller than those of t, so this is a lower bound.
+    needed = math.floor(networks * (error * _equivalence_width() / limit) ** 2)
+    needed = max(networks + 1, needed)
+    while error * math.sqrt(networks / needed) * _equivalence_width(needed) > limit:
+        needed += 1
+    return Decision(None, needed)
+
+
+def _equivalence_width(networks: float = math.inf) -> float:
+    """Return the limit, in standard errors, for which the test has the minimum power."""
+    quantiles = [1 - SIGNIFICANCE / 2, (1 + MIN_POWER) / 2]
+    return float(stats.t.ppf(quantiles, networks - 1).sum())
+
+
+def all_hold(decisions: Iterable[Decision]) -> Decision:
+    """Combine the decisions on the parts of a claim, which fails if one of them does.
+
+    Examples
+    --------
+    >>> all_hold([Decision(True), Decision(None, 6)])
+    Decision(agrees=None, needed=6)
+    >>> all_hold([Decision(True), Decision(False)])
+    Decision(agrees=False, needed=0)
+    """
+    parts = list(decisions)
+    answers = [part.agrees for part in parts]
+    if False in answers:
+        return Decision(False)
+    if None in answers or not answers:
+        return Decision(None, max((part.needed for part in parts), default=0))
+    return Decision(True)
 
 
 def ordered(lower: ArrayLike, higher: ArrayLike) -> bool | None:

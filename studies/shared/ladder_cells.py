@@ -53,7 +53,8 @@ def read_cells(runs: Runs, ladders: Mapping[str, Ladder] = ALL_LADDERS) -> pd.Da
             if explained < MIN_EXPLAINED:
                 continue
             status, reason = record.result.status, record.result.reason
-            seconds = max(record.costs.get("wall_seconds", math.nan), record.seconds)
+            clock = "cpu_seconds" if record.machine.device == "cpu" else "wall_seconds"
+            seconds = record.costs.get(clock, math.nan)
             key = (name, variant, rung, seed)
             for measure, value in _values(record):
                 is_empty = status == "ok" and math.isnan(value)

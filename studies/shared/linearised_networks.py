@@ -18,6 +18,8 @@ from nlbench.request import Request
 from nlbench.studies.framework import Context, Verdict
 from nlbench.studies.framework.verdicts import Decision, mean_above, rises_in_networks
 
+from .small_networks import trained_network
+
 if TYPE_CHECKING:
     from nlbench.store.run import Run
     from nlbench.subjects.facts import SubjectFacts
@@ -45,6 +47,14 @@ def omegas(context: Context, mode: str) -> tuple[float, ...]:
     return (QUICK_OMEGAS if context.quick else OMEGAS)[mode]
 
 
+def original_network(context: Context, model: str, seed: int) -> str:
+    """Return the weights of a seed's network trained on digits, requesting its training.
+
+    Quick studies use the bundled network for all seeds.
+    """
+    return "trained" if context.quick else str(trained_network(context, model, seed))
+
+
 def linearise(
     context: Context,
     model: str,
@@ -53,22 +63,24 @@ def linearise(
     seed: int,
     *,
     data: str = "digits",
-    weights: str = "trained",
+    weights: str = "",
     name: str = "",
     **changes: Any,
 ) -> Path:
     """Request a linearised network, shared by all studies, and return its checkpoint.
 
     The mode is a recipe, ``post-training`` or ``from-start``; only the former starts from
-    ``weights``. The name distinguishes the checkpoint from the plain one. The changes override
-    recipe fields.
+    ``weights``, by default those of `original_network`. The name distinguishes the checkpoint from
+    the plain one. The changes override recipe fields.
     """
     if context.quick:
         quick = {"epochs": QUICK_EPOCHS[mode], "learning_rate": QUICK_LEARNING_RATE}
         changes = {**quick, **changes}
     parts = ("quick" if context.quick else "", name, "start" if mode == "from-start" else "")
     full_name = "-".join([*(part for part in parts if part), f"omega{omega:g}"])
-    start = "init" if mode == "from-start" else weights
+    start = "init"
+    if mode == "post-training":
+        start = weights or original_network(context, model, seed)
     return context.request_training(
         model, data, mode, seed, weights=start, name=full_name, omega=omega, **changes
     )
@@ -85,7 +97,7 @@ def linear_floor(
     if context.quick:
         fields = {"epochs": QUICK_EPOCHS["post-training"], **fields}
     name = "-".join(filter(None, ("quick" * context.quick, fields.pop("name", ""), "linear")))
-    fields = {"weights": "trained", **fields}
+    fields.setdefault("weights", original_network(context, model, seed))
     return context.request_training(
         model, data, "post-training", seed, name=name, random_share=1.0, **fields
     )

@@ -15,9 +15,9 @@ from nlbench.reports.leaderboard import sense_of
 from nlbench.studies.framework.trends import (
     MIN_NETWORKS,
     SIGNIFICANCE,
-    bootstrap_mean,
     holm,
     intraclass,
+    network_interval,
     trend_test,
 )
 
@@ -40,7 +40,7 @@ class Order:
     tau : float
         Kendall's tau-b between rung and value, mean over seeds; NaN if there are no values.
     low, high : float
-        95% bootstrap interval over seeds, within [-1, 1].
+        95% t interval over seeds, within [-1, 1].
     seeds, recovered : int
         Number of seeds, and number of seeds with a tau of at least `MIN_TAU`.
     p_rises, p_falls : float
@@ -144,7 +144,7 @@ def compute_order(
     if not blocks:
         return Order(mark="no network has a value on half of the rungs")
     trend = trend_test(blocks)
-    low, high = bootstrap_mean(trend.taus) if len(blocks) >= MIN_NETWORKS else (-1.0, 1.0)
+    low, high = network_interval(trend.taus) if len(blocks) >= MIN_NETWORKS else (-1.0, 1.0)
     icc, icc_low, icc_high = intraclass(table.dropna().T.to_numpy())
     return Order(
         trend.tau,

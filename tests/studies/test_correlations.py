@@ -95,7 +95,7 @@ def test_published_pattern_agrees_and_its_opposite_does_not():
     assert published == [True] * 9
     assert answers(lambda _, other: 0.9 if other == "entropy" else 0.0)[3:] == [
         False,  # entropy's mean
-        True,
+        None,  # R²'s, which differs by 0.13
         False,
         False,
         False,

@@ -328,7 +328,7 @@ def test_monitors_are_informed_of_loads_and_passes():
     again = list(runner.measure(unit, diary))
     assert [record.result for record in again] == [record.result for record in first]
     for record in (*first, *again):
-        assert set(record.costs) == {"wall_seconds", "peak_memory", "load_seconds"}
+        assert set(record.costs) == {"wall_seconds", "cpu_seconds", "peak_memory", "load_seconds"}
         # The subject is loaded once for all cells, which share the costs.
         assert record.costs["load_seconds"] == first[0].costs["load_seconds"] > 0
 

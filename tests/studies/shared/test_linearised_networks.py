@@ -224,7 +224,7 @@ def test_equal_trainings_have_equal_names(tmp_path, monkeypatch, mode, quick, na
     context = Context(tmp_path, "any", quick)
     linearised_networks.linearise(context, "vgg8", mode, 0.003, 1)
     assert asked["name"] == name
-    assert asked["weights"] == ("init" if mode == "from-start" else "trained")
+    assert asked["weights"] == ("init" if mode == "from-start" else str(tmp_path))
     assert ("epochs" in asked) == quick
 
 
