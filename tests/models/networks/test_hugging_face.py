@@ -19,9 +19,14 @@ from nlbench.subjects.model import default_data, model_info
 from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.weights_choice import choose_weights
 
-transformers = pytest.importorskip("transformers")
-
 WORDS = 300
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library():
+    """Import it here, since every worker collects this file and one runs it."""
+    global transformers
+    transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,18 @@ from nlbench.models.removal.spans import (
     pretrained_model,
 )
 
-transformers = pytest.importorskip(
-    "transformers", reason="exports are folders of transformers, which isn't installed"
-)
-
 SHAPE = {"vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 5, "num_attention_heads": 2}
 LLAMA = {**SHAPE, "intermediate_size": 32, "num_key_value_heads": 1, "tie_word_embeddings": True}
 TOKENS = torch.randint(0, 300, (8, 12), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library():
+    """Import it here, since every worker collects this file and one runs it."""
+    global transformers
+    transformers = pytest.importorskip(
+        "transformers", reason="exports are folders of transformers, which isn't installed"
+    )
 
 
 def tiny(kind, **settings):

@@ -13,8 +13,8 @@ def normal(n, d, seed=0):
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
 
 
-def values(model, inputs, **settings):
-    run = nlbench.evaluate(model, inputs, MEASURES, settings=settings)
+def values(model, inputs, measures=MEASURES, **settings):
+    run = nlbench.evaluate(model, inputs, measures, settings=settings)
     return {record.measure.name: record.result for record in run.records}
 
 
@@ -162,11 +162,13 @@ class SqueezeExcitation(nn.Module):
 
 def test_batches_keep_values_of_small_signals():
     model = SqueezeExcitation()
-    images = torch.randn(64, 8, 6, 6, generator=torch.Generator().manual_seed(0))
-    whole = values(model, images, **{"sites.batch": 64})
-    for size in (7, 16):
-        parts = values(model, images, **{"sites.batch": size})
-        for name in ("r2", "cka", "norm", "entropy", "sparsity"):
+    images = torch.randn(32, 8, 6, 6, generator=torch.Generator().manual_seed(0))
+    # Affinity is a mean over batches, which depends on their size.
+    measures = [name for name in MEASURES if name != "affinity"]
+    whole = values(model, images, measures, **{"sites.batch": 32})
+    for size in (5, 16):
+        parts = values(model, images, measures, **{"sites.batch": size})
+        for name in measures:
             for value, other in zip(whole[name].values, parts[name].values, strict=True):
                 assert value.status == other.status
                 number = value.statistics.get("value", 0)
