@@ -62,6 +62,7 @@ class UnitRunner:
         self._feasible_sizes: FeasibleSizes = WeakKeyDictionary()
         self._imported: set[tuple[str, str]] = set()
         self._foreign_changes = foreign_changes()
+        self._has_begun = False
 
     @property
     def process_is_changed(self) -> bool:
@@ -117,6 +118,7 @@ class UnitRunner:
             monitor,
             resources=Resources(torch.device(unit.device), unit.memory, self._feasible_sizes),
             load_seconds=self._load_seconds,
+            is_continued=True,
             pass_context=lambda: self._run_settings(unit),
             remark=self._load_remark,
             reload=reload,
@@ -188,8 +190,13 @@ class UnitRunner:
             release_freed_memory(device)
             start = time.perf_counter()
             stream = RandomStream(f"load {plan.key}", device)
-            with restored_process_state() as changes, preserve_numpy_state(), stream.active():
+            with (
+                restored_process_state(is_continued=self._has_begun) as changes,
+                preserve_numpy_state(),
+                stream.active(),
+            ):
                 subject = load_subject(plan.spec, device)
+            self._has_begun = True
             self._load_remark = "; ".join(filter(None, (remark, changes.restored("loading"))))
             if unit.precision == "float64":
                 subject = subject.converted(
@@ -224,15 +231,17 @@ def records_of(
     *,
     resources: Resources | None = None,
     load_seconds: float = 0.0,
+    is_continued: bool = False,
     pass_context: Callable[[], contextlib.AbstractContextManager[None]] = exact_arithmetic,
     remark: str = "",
     reload: Callable[[], Subject] | None = None,
 ) -> Iterator[Record]:
     """Observe a subject with each probe that its cells require, and yield the record of each cell.
 
-    `pass_context` surrounds each pass, for example to set the precision. `remark` is appended to
-    the reason of each result. `reload` is called after a pass that changed the model's parameters;
-    without it, the results of all later passes are also undefined.
+    `is_continued` is that of `restored_process_state` in the first pass. `pass_context` surrounds
+    each pass, for example to set the precision. `remark` is appended to the reason of each result.
+    `reload` is called after a pass that changed the model's parameters; without it, the results of
+    all later passes are also undefined.
     """
     facts = subject.facts
     device = torch.device(machine.device)
@@ -245,10 +254,11 @@ def records_of(
         stream = RandomStream(f"pass {facts.key or ''} {probe.name}", device)
         with (
             pass_context(),
-            restored_process_state() as changes,
+            restored_process_state(is_continued=is_continued) as changes,
             preserve_numpy_state(),
             stream.active(),
         ):
+            is_continued = True
             # Created here, so that waiting for a measurement in another thread costs nothing.
             meter = CostMeter(device)
             outcomes = Pass(

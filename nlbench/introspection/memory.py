@@ -342,19 +342,20 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 class CostMeter:
-    """Measure the time and peak memory since construction.
+    """Measure the time, the processor time and the peak memory since construction.
 
     Examples
     --------
     >>> costs = CostMeter(torch.device("cpu")).read()
     >>> sorted(costs)
-    ['peak_memory', 'wall_seconds']
+    ['cpu_seconds', 'peak_memory', 'wall_seconds']
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         synchronize(device)
         self._start = time.perf_counter()
+        self._start_cpu = time.process_time()
         with contextlib.suppress(OSError):
             # Writing 5 resets the peak (see proc(5)); other systems report the process's peak.
             _CLEAR_REFS.write_text("5")
@@ -362,10 +363,11 @@ class CostMeter:
             torch.cuda.reset_peak_memory_stats(device)
 
     def read(self) -> dict[str, float]:
-        """Return the elapsed time in seconds and the peak memory in bytes."""
+        """Return the elapsed and the process's processor time, in seconds, and the peak memory."""
         synchronize(self._device)
         costs: dict[str, float] = {
             "wall_seconds": round(time.perf_counter() - self._start, 6),
+            "cpu_seconds": round(time.process_time() - self._start_cpu, 6),
             "peak_memory": _peak_memory(),
         }
         if self._device.type == "cuda":

@@ -53,10 +53,9 @@ class AttributeSnapshot:
 
         Cheap, since only what changed is copied.
         """
-        modules = _modules()
-        if modules == self._modules and self._is_unchanged():
+        if self.covers_imports() and self._is_unchanged():
             return
-        self._modules = modules
+        self._modules = _modules()
         known = self._attributes
         self._attributes = {
             owner: before
@@ -68,6 +67,10 @@ class AttributeSnapshot:
         compared = self._attributes.keys() - {RemovableHandle}
         self._views = [vars(owner).values() for owner in compared]
         self._values = list(chain.from_iterable(self._views))
+
+    def covers_imports(self) -> bool:
+        """Return True if no module was imported since the snapshot."""
+        return _modules() == self._modules
 
     def _is_unchanged(self) -> bool:
         """Compare all values at once, which is three times as fast as owner by owner."""
@@ -211,10 +214,11 @@ _COMPILER_FOLDER = _TORCH_FOLDER + "_dynamo" + os.sep
 
 
 @contextmanager
-def restored_process_state() -> Iterator[Changes]:
+def restored_process_state(*, is_continued: bool = False) -> Iterator[Changes]:
     """Restore the settings and functions of the process on exit, and list those that changed.
 
-    The outermost of nested contexts restores it. Contexts in other threads wait.
+    The outermost of nested contexts restores it. Contexts in other threads wait. Entering takes as
+    long as leaving, unless `is_continued`: only code of nlbench has run since the last context.
 
     Not covered: random generators (see `nlbench.introspection.random_state`), and functions and
     variables of other libraries.
@@ -227,7 +231,11 @@ def restored_process_state() -> Iterator[Changes]:
     (torch.float32, ['torch.get_default_dtype'])
     """
     changes = Changes()
-    with one_measurement(), _PROCESS.restored(changes), restored_thread_state(changes):
+    with (
+        one_measurement(),
+        _PROCESS.restored(changes, is_continued),
+        restored_thread_state(changes),
+    ):
         yield changes
     changes.lasting = _PROCESS.lasting()
 
@@ -295,20 +303,21 @@ class _Process:
 
     def __init__(self) -> None:
         self._is_watched = False
+        self._is_clean = True  # whether the last context changed nothing
         self._attributes: AttributeSnapshot | None = None
         self._kernels: set[str] = set()
         self.unrestored: dict[str, None] = {}
         self.foreign_changes = 0
 
     @contextmanager
-    def restored(self, changes: Changes) -> Iterator[None]:
+    def restored(self, changes: Changes, is_continued: bool) -> Iterator[None]:
         if self._is_watched:
             yield
             return
         self._is_watched = True
         if self._attributes is None:
             self._attributes = AttributeSnapshot()
-        else:
+        elif not (is_continued and self._is_clean and self._attributes.covers_imports()):
             self._attributes.update()
         settings = _read(_SETTINGS)
         environment = dict(os.environ)
@@ -326,6 +335,7 @@ class _Process:
             added = _kernels() - kernels
             self._kernels |= added
             changes.add(((name, False) for name in sorted(added)), is_foreign=True)
+            self._is_clean = not changes
 
     def lasting(self) -> list[str]:
         """Return the names of what could not be restored."""

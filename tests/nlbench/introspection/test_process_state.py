@@ -225,3 +225,23 @@ def test_state_is_restored_after_an_error():
     with pytest.raises(KeyError):
         fail()
     assert torch.get_default_dtype() is torch.float32
+
+
+def test_continued_context_restores_what_it_changed():
+    relu = torch.relu
+    with restored_process_state():
+        pass
+    with restored_process_state(is_continued=True) as changes:
+        torch.relu = torch.tanh
+    assert torch.relu is relu
+    assert changes == ["torch.relu"]
+
+
+def test_entering_anew_keeps_changes_made_outside(monkeypatch):
+    with restored_process_state():
+        pass
+    monkeypatch.setattr(torch, "relu", torch.tanh)
+    with restored_process_state() as changes:
+        pass
+    assert torch.relu is torch.tanh
+    assert changes == []
