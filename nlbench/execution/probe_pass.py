@@ -90,6 +90,7 @@ class Feed:
         self.unreduced = measure.unreduced
         self.row_limit = measure.row_limit_of(options)
         self.independent_sites = measure.independent_sites
+        self.counts_crossings = measure.counts_crossings
         self.package = measure.__module__.partition(".")[0]
         self.failure: Result | None = None
         self._failed_at: tuple[int, ...] = ()
