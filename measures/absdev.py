@@ -219,7 +219,8 @@ class AbsoluteDeviation(PathMeasure):
     """
 
     name = "absdev"
-    version: ClassVar[str] = "3"
+    version: ClassVar[str] = "4"
+    counts_crossings: ClassVar[bool] = False
     options: ClassVar[Mapping[str, Option]] = {
         "normalize": Option(
             "none",

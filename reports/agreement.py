@@ -1,6 +1,6 @@
 """Agreement between measures: rank correlations over networks, correlations over sites.
 
-`scipy.stats` takes half a second to import, so it is imported where it is used.
+`scipy.stats` takes half a second to import, so it is imported only where there are enough networks.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
     >>> spearman([1, 2, 3, 4], [2, 4, 6, 8]).text
     '1.00 (too few for an interval)'
     """
-    from scipy.stats import spearmanr
-
-    return _rank_correlation(spearmanr, x, y, 3, lambda n, r: (1 + r**2 / 2, 6 / (n * (n**2 - 1))))
+    return _rank_correlation(
+        "spearmanr", x, y, 3, lambda n, r: (1 + r**2 / 2, 6 / (n * (n**2 - 1)))
+    )
 
 
 def kendall(x: ArrayLike, y: ArrayLike) -> Correlation:
@@ -94,19 +94,17 @@ def kendall(x: ArrayLike, y: ArrayLike) -> Correlation:
     >>> round(kendall([1, 2, 3], [1, 3, 2]).value, 4)
     0.3333
     """
-    from scipy.stats import kendalltau
-
-    return _rank_correlation(kendalltau, x, y, 4, lambda n, _: (0.437, 2 / (n * (n - 1))))
+    return _rank_correlation("kendalltau", x, y, 4, lambda n, _: (0.437, 2 / (n * (n - 1))))
 
 
 def _rank_correlation(
-    coefficient: Callable[..., Any],
+    coefficient: str,
     x: ArrayLike,
     y: ArrayLike,
     lost: int,
     variance: Callable[[int, float], tuple[float, float]],
 ) -> Correlation:
-    """Compute a coefficient with its interval.
+    """Compute a coefficient of `scipy.stats` with its interval.
 
     `variance` returns, for a number of pairs and a coefficient, the variance of the transformed
     coefficient times the degrees of freedom, and half a step of the coefficient.
@@ -115,7 +113,9 @@ def _rank_correlation(
     n = len(x)
     if n < 3 or not np.ptp(x) > 0 or not np.ptp(y) > 0:
         return Correlation(n=n)
-    value = float(coefficient(x, y).statistic)
+    from scipy import stats
+
+    value = float(getattr(stats, coefficient)(x, y).statistic)
     freedom = n - lost if _can_be_significant(x, y, value) else 0
     return _with_interval(value, n, freedom, *variance(n, value))
 

@@ -91,7 +91,9 @@ def laid_out(width: float, format: str, draw: Callable[[Figure], float]) -> Note
         figure = NotebookFigure(figsize=(width, 2.0), layout="constrained")
         figure.format = format
         figure.set_size_inches(width, draw(figure))
-        figure.draw_without_rendering()  # computes the layout while the style is in effect
+        engine = figure.get_layout_engine()
+        assert engine is not None
+        engine.execute(figure)  # while the style is in effect
         figure.set_layout_engine(None)  # saving would draw it twice
     return figure
 

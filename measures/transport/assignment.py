@@ -10,7 +10,6 @@ import math
 from typing import Any
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from nlbench.introspection.autodiff import is_differentiated
@@ -103,6 +102,9 @@ def _match(a: Tensor, b: Tensor, precision: float) -> Tensor:
     del excess  # As large as the costs.
     # The optimum is the same for any potentials; the solver's time is not.
     cost -= column_potentials(a, b, cost)
+    # It takes 0.15 s to import, and is rarely needed.
+    from scipy.optimize import linear_sum_assignment
+
     _, columns = linear_sum_assignment(cost.cpu().numpy())
     return torch.as_tensor(columns, device=a.device)
 

@@ -78,6 +78,7 @@ class Feed:
         self.unreduced = measure.unreduced
         self.row_limit = measure.row_limit_of(options)
         self.independent_sites = measure.independent_sites
+        self.counts_crossings = measure.counts_crossings
         # Measures from the same package may share intermediate results.
         self.package = measure.__module__.partition(".")[0]
         self.failure: Result | None = None

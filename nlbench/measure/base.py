@@ -63,6 +63,8 @@ class Measure(ABC):
         changes only the state of the observed site and draws no random numbers. The batches of a
         site arrive in order, one at a time; the first arrives while no other thread is updating.
         Not inherited: every class has to declare it.
+    counts_crossings : bool
+        False if a measure of lines uses no numbers of crossings, which cost most of an estimate.
     scale : str
         How the value depends on units, such as ``grows with the logits``; empty if it doesn't. See
         `scale_note` for a measure where this depends on an option.
@@ -98,6 +100,7 @@ class Measure(ABC):
     invariant_to: ClassVar[tuple[str, ...]] = ()
     unreduced: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
     independent_sites: ClassVar[bool] = False
+    counts_crossings: ClassVar[bool] = True
     scale: ClassVar[str] = ""
     exact: ClassVar[bool] = False
     replicated: bool = False

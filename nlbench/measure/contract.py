@@ -263,6 +263,7 @@ _ATTRIBUTE_CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "unreduced": (_are_functions, "a mapping of names to functions of a tensor"),
     "independent_sites": (lambda value: isinstance(value, bool), "True or False"),
+    "counts_crossings": (lambda value: isinstance(value, bool), "True or False"),
     "exact": (lambda value: isinstance(value, bool), "True or False"),
 }
 

@@ -413,7 +413,10 @@ def trace_or_integrate(
     memory: int | None,
     **options: Any,
 ) -> Iterator[SegmentTrace | SegmentEstimate]:
-    """Trace or estimate segments as in `observe_paths`, or integrate a smooth network."""
+    """Trace or estimate segments as in `observe_paths`, or integrate a smooth network.
+
+    With the option `counts=False`, estimates have the same integrals and no crossings.
+    """
     count = 0
     limits: dict[str, Any] = {"tolerance": tolerance, "evaluations": evaluations, "memory": memory}
     try:
@@ -437,6 +440,7 @@ def _trace_or_estimate(
     tolerance: float,
     evaluations: int,
     budget: int = 0,
+    counts: bool = True,
     **options: Any,
 ) -> Iterator[SegmentTrace | SegmentEstimate]:
     trace: Callable[..., Iterator[SegmentTrace]] = partial(
@@ -456,6 +460,7 @@ def _trace_or_estimate(
         dtype=dtype,
         memory=memory,
         budget=budget if method == "auto" else 0,
+        counts=counts,
     )
     first = 0
     try:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import PchipInterpolator
 
 from .trace import SegmentEstimate, SegmentTrace, TracedSegment
 
@@ -83,7 +82,10 @@ def _curve(trace: SegmentTrace | SegmentEstimate, points: int) -> NDArray[np.flo
     """Evaluate the network at evenly spaced points of a segment: (points, k)."""
     t, values = trace.t.cpu().numpy(), trace.values.cpu().numpy()
     grid = np.linspace(0, 1, points)
-    if isinstance(trace, SegmentEstimate):
+    if trace.method == "quadrature":
+        # It takes 0.15 s to import.
+        from scipy.interpolate import PchipInterpolator
+
         t, first = np.unique(t, return_index=True)  # Nodes of very short intervals coincide.
         return np.asarray(PchipInterpolator(t, values[first])(grid))
     left = np.clip(np.searchsorted(t, grid, side="right") - 1, 0, len(t) - 2)

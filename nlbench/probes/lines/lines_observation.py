@@ -52,6 +52,7 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
         tolerance=float(options["tolerance"]),
         evaluations=int(options["evaluations"]),
         budget=int(options["budget"]),
+        counts=any(getattr(each, "counts_crossings", True) for each in probe_pass.listeners),
     )
     network = cache(partial(typed_copy, model))
     for observation in with_positions(traces, paths):
@@ -65,7 +66,7 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
         probe_pass.show(replace(observation, image=image))
         if observation.path == 0 and len(drawn) < MAX_SEGMENTS:
             drawn.append(observation)
-        if isinstance(trace, SegmentEstimate) and trace.crossings is None:
+        if isinstance(trace, SegmentEstimate) and trace.method == "quadrature":
             integrated.setdefault(observation.place, []).append(trace)
         probe_pass.step()
     facts = ProbeFacts(segments=segments, paths_hash=tensor_hash(paths), drawing=drawing_of(drawn))

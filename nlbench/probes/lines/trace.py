@@ -164,12 +164,12 @@ class SegmentEstimate:
     above, below : float64 tensor of shape (k,)
         Integrals over t of the positive and negative parts of f - g, both non-negative.
     variation : float64 tensor of shape (k,)
-        Total variation of f - g at the nodes; it has no error estimate.
+        Total variation of f - g, extrapolated from nested grids; it has no error estimate.
     deviation_error : float64 tensor of shape (k,)
         Estimated error of ``above + below``.
     crossings : float or None
         Estimated number of boundaries between affine pieces; None if the network is not
-        piecewise affine.
+        piecewise affine, or if they were not counted.
     at_least : int
         Number of boundaries observed, a lower bound.
     error : float

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from nlbench.errors import RequestError
 from nlbench.introspection.memory import halve_on_oom
 from nlbench.introspection.precision import each_exact
+from nlbench.introspection.threads import torch_threads
 from nlbench.probes.lines.quadrature import RELATIVE_ROUNDING
 from nlbench.probes.lines.rules.pieces import MaxGroups, Ranks
 from nlbench.probes.lines.segments import Segment
@@ -46,7 +47,9 @@ DEFAULT_EVALUATIONS = 4096
 DEFAULT_BUDGET = 1000
 """Maximum number of forward passes for an exact trace, if the method is chosen automatically."""
 MIN_STEPS = 16
-"""Minimum number of grid steps for an estimate to be trusted."""
+"""Minimum number of grid steps for a number of crossings to be trusted."""
+MIN_DEVIATION_STEPS = 32
+"""Minimum number of grid steps for a deviation to be trusted."""
 PAIR_SEARCH_STEPS = 128
 """Number of steps up to which halving continues because a pair of crossings may be missing."""
 MISCOUNTED_CROSSINGS = 1.0
@@ -59,7 +62,8 @@ class _EstimateOptions:
 
     If `may_be_imprecise`, segments that need double precision are marked and left unfinished. If
     `expects_ties`, all segments are assumed to have coincident crossings. If not `integrates`, only
-    boundaries are counted.
+    boundaries are counted; if not `counts`, only on the grid that predicts the cost of an exact
+    trace.
     """
 
     tolerance: float
@@ -68,6 +72,7 @@ class _EstimateOptions:
     may_be_imprecise: bool
     expects_ties: bool = False
     integrates: bool = True
+    counts: bool = True
 
 
 @dataclass
@@ -75,8 +80,9 @@ class _SegmentState:
     """Current estimates for one segment.
 
     `is_exact` marks a segment for an exact trace, `is_imprecise` one that needs double precision,
-    `has_ties` one that needs it only for its crossings. `extra_evaluations` counts the evaluations
-    that are not at nodes of the grid.
+    `has_ties` one that needs it only for its crossings. `grid_steps` is the number of steps of the
+    finest grid, and `values` those of the grid for the deviation once there is one.
+    `extra_evaluations` counts the evaluations that are not at nodes of the grid.
     """
 
     evaluator: Evaluator
@@ -85,6 +91,7 @@ class _SegmentState:
     crossings: CrossingEstimate | None = None
     values: Tensor = field(default_factory=lambda: torch.zeros(0))
     deviation: DeviationEstimate | None = None
+    grid_steps: int = 0
     is_exact: bool = False
     is_imprecise: bool = False
     has_ties: bool = False
@@ -118,16 +125,33 @@ class _SegmentState:
         )
         return error <= max(self.deviation_target(tolerance) - fixed, fixed)
 
+    def integrate(self, checks: Tensor, tolerance: float, is_last: bool) -> bool:
+        """Integrate on the coarsest grid that is accurate enough; return False if there is none.
+
+        Its values and integrals don't depend on how often counting has halved the grid. If it
+        `is_last`, there is an estimate in any case.
+        """
+        values = self.values
+        if len(values) <= MIN_DEVIATION_STEPS and not is_last:
+            return False
+        stride = max(1, (len(values) - 1) // MIN_DEVIATION_STEPS)
+        while True:
+            self.values = values[::stride]
+            self.deviation = DeviationEstimate.of(self.values, checks)
+            is_fine = len(self.values) > MIN_DEVIATION_STEPS and self.is_integrated(tolerance)
+            if is_fine or stride == 1:
+                return is_fine
+            stride //= 2
+
     def estimate(self, tolerance: float) -> SegmentEstimate:
         """Return the finished estimate."""
-        crossings, deviation = self.crossings, self.deviation
-        assert crossings is not None
+        deviation = self.deviation
         assert deviation is not None
-        steps, sites = len(self.values) - 1, self.evaluator.piecewise.program.sites
+        steps = len(self.values) - 1
         start, end = self.segment
         deviation_error = deviation.error + self.rounding_error()
         is_close = float(deviation_error.norm()) <= self.deviation_target(tolerance)
-        return SegmentEstimate(
+        estimate = SegmentEstimate(
             t=torch.linspace(0, 1, steps + 1, dtype=torch.float64, device=self.values.device),
             values=self.values.clone(),
             length=float(torch.linalg.vector_norm((end - start).double())),
@@ -135,16 +159,24 @@ class _SegmentState:
             below=deviation.parts.below.clone(),
             variation=deviation.parts.variation.clone(),
             deviation_error=deviation_error,
+            evaluations=self.grid_steps + 1 + CHECK_PLACES + self.extra_evaluations,
+            tolerance=tolerance,
+            converged=is_close,
+            precision=torch.finfo(self.evaluator.dtype).eps,
+        )
+        crossings = self.crossings
+        if crossings is None:
+            return estimate
+        sites = self.evaluator.piecewise.program.sites
+        return replace(
+            estimate,
             crossings=crossings.total,
             at_least=crossings.at_least,
             error=crossings.error,
             contributions=dict(zip(sites, crossings.by_site.tolist(), strict=True)),
             twice=crossings.twice,
             undecided=crossings.undecided,
-            evaluations=steps + 1 + CHECK_PLACES + self.extra_evaluations,
-            tolerance=tolerance,
             converged=is_close and crossings.is_close(tolerance),
-            precision=torch.finfo(self.evaluator.dtype).eps,
         )
 
 
@@ -158,6 +190,7 @@ def estimate_segments(
     dtype: torch.dtype | None = None,
     memory: int | None = None,
     budget: int = 0,
+    counts: bool = True,
 ) -> Iterator[SegmentEstimate | None]:
     """Estimate segments one at a time; see `nlbench.probes.lines.estimate_segment`.
 
@@ -170,6 +203,8 @@ def estimate_segments(
     budget : int
         Number of forward passes. A segment is not estimated if an evaluation at nine points
         predicts that an exact trace takes at most this many.
+    counts : bool
+        False to integrate only, which does not change the integrals.
 
     Yields
     ------
@@ -189,7 +224,9 @@ def estimate_segments(
         return Evaluator(model, precision, first, memory)
 
     first_dtype = dtype or torch.float32
-    options = _EstimateOptions(tolerance, evaluations, budget, may_be_imprecise=dtype is None)
+    options = _EstimateOptions(
+        tolerance, evaluations, budget, may_be_imprecise=dtype is None, counts=counts
+    )
     precise = replace(options, may_be_imprecise=False)
     crossings_only = replace(precise, integrates=False)
     count = 1
@@ -243,7 +280,8 @@ def _estimate_in_memory(
             states += _estimate(evaluator, evaluator_in, batch, options)
         return states
 
-    states, evaluator.batch_points = halve_on_oom(attempt, before, evaluator.device)
+    with torch_threads(evaluator.threads):
+        states, evaluator.batch_points = halve_on_oom(attempt, before, evaluator.device)
     evaluator.batch_segments = max(1, evaluator.batch_segments * evaluator.batch_points // before)
     return states
 
@@ -275,8 +313,10 @@ def _estimate(
         is_last = 2 * group.steps + 1 + CHECK_PLACES > options.evaluations or (
             2 * group.pattern_bytes * 2 > evaluator.budget / 2
         )
-        if group.steps == COST_PROBE_STEPS and is_last:
+        if group.steps == COST_PROBE_STEPS and is_last and options.counts:
             _exclude_copies(group, active, evaluator_in(torch.float64))
+        if group.steps == COST_PROBE_STEPS and not options.counts:
+            is_last = True
         # Counting requires no other transfer from the device.
         counts, undecided = group.counts()
         unfinished = []
@@ -312,6 +352,9 @@ def _estimate(
                 if len(unfinished) < len(active):
                     group.select(unfinished)
                     active = [active[i] for i in unfinished]
+    if not options.counts:
+        for state in states:
+            state.crossings = None
     if options.integrates:
         finished = [s for s in states if not (s.is_exact or s.is_imprecise or s.has_ties)]
         _integrate(finished, options, evaluator, evaluator.batch_points)
@@ -347,10 +390,10 @@ def _needs_other_method(state: _SegmentState, options: _EstimateOptions) -> bool
     rounding, tolerance = state.rounding_error(), options.tolerance
     deviation = DeviationEstimate.of(state.values, None).parts.total
     lost = float(torch.linalg.vector_norm(rounding))
-    if (
-        2 * state.crossings.fixed > tolerance * state.crossings.total
-        or lost > tolerance * float(torch.linalg.vector_norm(deviation)) / 2
-    ):
+    loses_crossings = 2 * state.crossings.fixed > tolerance * state.crossings.total
+    if (options.counts and loses_crossings) or lost > tolerance * float(
+        torch.linalg.vector_norm(deviation)
+    ) / 2:
         state.is_imprecise = True
         state.extra_evaluations += COST_PROBE_STEPS + 1
     return state.is_imprecise
@@ -372,9 +415,9 @@ def _integrate(
     while unfinished:
         inaccurate = []
         for state, checks in unfinished:
-            state.deviation = DeviationEstimate.of(state.values, checks)
-            needed = 2 * len(state.values) - 1 + CHECK_PLACES
-            if not state.is_integrated(options.tolerance) and needed <= options.evaluations:
+            state.grid_steps = len(state.values) - 1
+            is_last = 2 * state.grid_steps + 1 + CHECK_PLACES > options.evaluations
+            if not state.integrate(checks, options.tolerance, is_last) and not is_last:
                 inaccurate.append((state, checks))
         unfinished = inaccurate
         if unfinished:

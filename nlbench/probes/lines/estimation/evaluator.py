@@ -26,6 +26,8 @@ _MAX_BYTES_CPU = 2**27
 _MAX_BYTES_GPU = 2**30
 _MAX_SEGMENTS_CPU = 8
 _MAX_SEGMENTS_GPU = 64
+SINGLE_THREAD_POINT_BYTES = 2**19
+"""Memory for a point below which PyTorch's threads wait longer for each other than they save."""
 
 
 class Evaluator:
@@ -39,6 +41,8 @@ class Evaluator:
         Number of segments to estimate at a time.
     budget : float
         Available memory in bytes.
+    threads : int or None
+        Number of PyTorch threads to run it in; None for the current one.
     """
 
     def __init__(
@@ -54,6 +58,8 @@ class Evaluator:
             (_MAX_POINTS_GPU, _MAX_BYTES_GPU) if on_gpu else (_MAX_POINTS_CPU, _MAX_BYTES_CPU)
         )
         point_bytes = self._bytes_per_point(ends[:1])
+        is_small = not on_gpu and point_bytes < SINGLE_THREAD_POINT_BYTES
+        self.threads = 1 if is_small else None
         points = min(max_points, max_bytes // point_bytes)
         # Half of the memory is reserved for patterns.
         needs = PointMemory(point_bytes, point_bytes, 0, 0).times(2)

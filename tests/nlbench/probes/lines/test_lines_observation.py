@@ -110,6 +110,32 @@ def test_unconverged_quadrature_has_a_remark(images):
     assert "relative error above 0.002 on 2 of 2 segments" in facts["remarks"]["path0"]
 
 
+@pytest.mark.parametrize("method", ["refined", "auto"])
+def test_deviation_does_not_depend_on_counting(method):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(6, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 3)
+    )
+    inputs = torch.randn(8, 6)
+    settings = {
+        "lines.paths": "pairs",
+        "lines.number": 4,
+        "lines.method": method,
+        "lines.budget": 50,
+    }
+    alone = evaluate(model, inputs, ["absdev"], settings=settings)["absdev"]
+    counted = evaluate(model, inputs, ["absdev", "density"], settings=settings)
+    assert counted["density"].summary["value"] > 0
+    assert "at_least" in counted["absdev"].notes
+    assert "at_least" not in alone.notes
+    assert alone.notes["evaluations"] < counted["absdev"].notes["evaluations"]
+    for before, after in zip(alone.values, counted["absdev"].values, strict=True):
+        # The error is a small difference, and changes by the rounding of single precision.
+        errors = before.statistics.pop("numerical_error"), after.statistics.pop("numerical_error")
+        assert errors[0] == pytest.approx(errors[1], rel=1e-2)
+        assert before.statistics == pytest.approx(after.statistics, rel=1e-5)
+
+
 def test_refused_trace_continues_by_quadrature(images, monkeypatch):
     from nlbench.probes.lines import api
 
