@@ -31,6 +31,10 @@ class Undefined(NlbenchError, ValueError):
     """
 
 
+class Unobservable(RequestError, Undefined):
+    """A model that can't be observed or copied: a wrong argument, or an undefined result."""
+
+
 class UnsupportedOperation(Undefined):
     """A probe doesn't support an operation of the model.
 

@@ -21,6 +21,7 @@ from torch.nn.utils import parametrize
 from nlbench.errors import RequestError, first_line
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.function_calls import tensors_in
+from nlbench.introspection.model_copy import rebound_copy
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.wrapped_calls import replace_module
 from nlbench.models.networks.hugging_face import model_folder, quiet, read_json
@@ -60,7 +61,7 @@ def fold_activations(network: nn.Module, inputs: Tensor) -> tuple[nn.Module, int
     >>> fold_activations(model, torch.zeros(2, 2))[0][1]
     Identity()
     """
-    twin = copy.deepcopy(network).eval().double()
+    twin = rebound_copy(network).eval().double()
     inputs = inputs.double() if inputs.is_floating_point() else inputs
     layers = [module for module in twin.modules() if isinstance(module, AffineActivation)]
     folded = 0

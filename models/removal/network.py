@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from nlbench.errors import RequestError, first_line, nearest
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.function_calls import FunctionCall, tensors_in
+from nlbench.introspection.model_copy import rebound_copy
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.module_stack import CallId
 from nlbench.introspection.wrapped_calls import (
@@ -169,7 +169,7 @@ def _with_layers(
     if isinstance(places, str) or not all(isinstance(place, str) for place in places):
         raise RequestError(f"places is {places!r}, expected a list of names")
     try:
-        twin = copy.deepcopy(model).eval()
+        twin = rebound_copy(model).eval()
     except (RuntimeError, TypeError) as error:
         raise RequestError(f"the model can't be copied: {first_line(error)}") from error
     calls = {call.name: call for call in find_calls(twin, example, of=of)}

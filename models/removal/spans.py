@@ -8,7 +8,6 @@ fits are regressions of y - x with a penalty on the map, so that a large penalty
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import RequestError, Undefined, first_line
 from nlbench.introspection.attention import without_fast_path
+from nlbench.introspection.model_copy import rebound_copy
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.module_stack import CallId
@@ -435,7 +435,7 @@ class SpanEvaluation:
         span = result.span
         example = self.inputs[:2]
         expected = self.outputs(result, map_name, example)
-        twin = copy.deepcopy(self.model).eval()
+        twin = rebound_copy(self.model).eval()
         if map_name == "fold":
             if result.layer is None:
                 untie_head(pretrained_model(twin))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import RequestError, first_line
+from nlbench.introspection.model_copy import rebound_copy
 from nlbench.introspection.model_state import refuse_unobservable
 
 from .relu_calls import SparsePReLU, call_counts_text, find_calls, outputs_agree, replace_calls
@@ -74,7 +74,7 @@ def sparsify(
     if any(isinstance(module, SparsePReLU) for module in model.modules()):
         raise RequestError("the model is already sparsified; call snap or randomize on it")
     try:
-        twin = copy.deepcopy(model)
+        twin = rebound_copy(model)
     except (RuntimeError, TypeError) as error:
         raise RequestError(f"the model can't be copied: {first_line(error)}") from error
     before = find_calls(twin, example)

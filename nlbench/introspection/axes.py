@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import Undefined
 
-from .axis_rules import GONE, axis_map, moved_axis
-from .function_calls import FunctionCall, tensors_in
+from .axis_rules import GONE, WRITES, axis_map, is_row_of_indices, moved_axis, selected_entries
+from .function_calls import FunctionCall, tensors_in, unobserved_calls
 from .operations import Operation
 
 
@@ -52,16 +53,26 @@ class Layout:
     batch: int | None
     # True if the tensor depends on the model's input and therefore differs between samples.
     sampled: bool | None
+    # For each entry of the batch axis, the entry that was there before the network reordered them;
+    # None if it didn't.
+    order: Tensor | None = None
 
 
 _UNKNOWN = Layout(None, None, None)
 
 
 class Layouts:
-    """Layouts of all live tensors in a forward pass on a batch of `batch` samples."""
+    """Layouts of all live tensors in a forward pass on a batch of `batch` samples.
+
+    Attributes
+    ----------
+    reorders : bool
+        True once entries of a batch axis were selected by numbers, even in their own order.
+    """
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
+        self.reorders = False
         self._layouts: MutableMapping[Tensor, Layout] = WeakTensorKeyDictionary()
 
     def begin(
@@ -104,9 +115,12 @@ class Layouts:
         size: it may hold samples, or the windows or tokens of all samples. Size 1 is also accepted
         for tensors that don't depend on the input, such as positional embeddings.
         """
+        if tensor.is_nested:
+            raise Undefined("its tensor is nested, with another number of rows for each sample")
         layout = self._layouts.get(tensor, _UNKNOWN)
         batch = layout.batch
-        if batch == GONE and self._batch > 1:
+        is_reordered = layout.order is not None and len(layout.order) != self._batch
+        if (batch == GONE or is_reordered) and self._batch > 1:
             is_long = tensor.shape[:1] == (self._batch,)
             hint = "; if its rows are the nodes of a graph, set sites.rows=nodes" * is_long
             raise Undefined(
@@ -130,10 +144,18 @@ class Layouts:
         others = [axis for axis in range(tensor.ndim) if axis != batch]
         return batch, others[-1] if tensor.ndim == 3 else others[0], True
 
+    def order(self, tensor: Tensor) -> Tensor | None:
+        """Return the sample index of each entry of the batch axis; None if they are in order."""
+        return self._layouts.get(tensor, _UNKNOWN).order
+
     def follow(self, call: FunctionCall, output: object) -> None:
         """Set the layouts of a call's outputs."""
+        if call.name == "setitem":
+            self._assign(*call.args)
+            return
         outputs = output if isinstance(output, tuple | list) else (output,)
-        if not any(isinstance(tensor, Tensor) for tensor in outputs):
+        outputs = [tensor for tensor in outputs if isinstance(tensor, Tensor)]
+        if not outputs or any(tensor.is_nested for tensor in (*outputs, *call.tensors)):
             return
         operation, sources = call.operation, call.tensors
         known = [(s, self._layouts[s]) for s in sources if s in self._layouts]
@@ -146,15 +168,64 @@ class Layouts:
         if is_layer or rearranges or operation.channels == "normalized":
             known = [(s, layout) for s, layout in known if s is sources[0]]
         for number, tensor in enumerate(outputs):
-            if not isinstance(tensor, Tensor):
-                continue
             if number and operation.channels == "last":
                 # Final states are (layers, batch, channels); attention weights have no channels.
                 is_state = operation.hides == "activations" and tensor.ndim == 3
                 channel, batch = (2, 1) if is_state else (None, None)
                 self._layouts[tensor] = Layout(channel, batch, sampled)
                 continue
-            self._layouts[tensor] = Layout(*self._output_axes(call, known, tensor), sampled)
+            channel, batch = self._output_axes(call, known, tensor)
+            order, is_known = self._order(call, known, tensor, batch)
+            self._layouts[tensor] = Layout(channel, batch if is_known else GONE, sampled, order)
+
+    def _order(
+        self,
+        call: FunctionCall,
+        known: Sequence[tuple[Tensor, Layout]],
+        output: Tensor,
+        batch: int | None,
+    ) -> tuple[Tensor | None, bool]:
+        """Return the order of an output's samples, and False if it is unknown."""
+        if batch is None or not 0 <= batch < output.ndim:
+            return None, True
+        held = [pair for pair in known if pair[1].sampled and pair[1].batch not in (None, GONE)]
+        if not held or call.name in WRITES:
+            return None, True
+        source, layout = next((pair for pair in held if pair[0] is call.input), held[0])
+        order = layout.order
+        assert layout.batch is not None
+        if layout.batch >= source.ndim or source.shape[layout.batch] != self._batch:
+            # Rows of samples and positions; see `nlbench.probes.sites.rows.FoldedRows`.
+            return None, True
+        with unobserved_calls():
+            entries = selected_entries(call, source, layout.batch)
+            if entries is not None:
+                self.reorders = True
+                if len(entries) != source.shape[layout.batch]:
+                    return None, order is None
+                order = entries if order is None else order[entries]
+                if not torch.equal(order.sort().values, torch.arange(len(order))):
+                    return None, False
+            elif any(not _same_order(other.order, order) for _, other in held):
+                # Samples are combined with others, each in the place of one in order, if any is.
+                return None, any(other.order is None for _, other in held)
+            order = _unless_sorted(order)
+        return order, order is None or len(order) == output.shape[batch]
+
+    def _assign(self, target: Tensor, index: Any, value: Any) -> None:
+        """Set the layout of a tensor whose rows are assigned by number, all of them."""
+        source = self._layouts.get(value, _UNKNOWN) if isinstance(value, Tensor) else _UNKNOWN
+        if source.batch != 0 or not isinstance(index, Tensor) or not is_row_of_indices(index):
+            return
+        self.reorders = True
+        with unobserved_calls():
+            rows = index.cpu()
+            if len(target) == len(rows) == self._batch and torch.equal(
+                rows.sort().values, torch.arange(len(rows))
+            ):
+                order = rows.argsort()
+                order = order if source.order is None else source.order[order]
+                self._layouts[target] = replace(source, order=_unless_sorted(order))
 
     def _output_axes(
         self, call: FunctionCall, known: Sequence[tuple[Tensor, Layout]], output: Tensor
@@ -205,6 +276,16 @@ class Layouts:
 
     def _fits_batch(self, rows: int) -> bool:
         return rows > 0 and rows % max(self._batch, 1) == 0
+
+
+def _unless_sorted(order: Tensor | None) -> Tensor | None:
+    return None if order is None or torch.equal(order, torch.arange(len(order))) else order
+
+
+def _same_order(first: Tensor | None, second: Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return torch.equal(first, second)
 
 
 def _is_sampled(operation: Operation, sources: int, known: Sequence[Layout]) -> bool | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .autodiff import is_vmapped
 from .function_calls import FunctionCall
 from .operations import axis_rule
 
@@ -32,6 +33,60 @@ def axis_map(call: FunctionCall, source: Tensor, output: Tensor) -> AxisMap:
         return _identity(source, output)
     places: AxisMap = call.operation.axes(call.args, call.kwargs, source, output)
     return places
+
+
+def selected_entries(call: FunctionCall, source: Tensor, axis: int) -> Tensor | None:
+    """Return the entries of an input's axis in the order of the output; None if they are kept.
+
+    Examples
+    --------
+    >>> call = FunctionCall(torch.flip, (torch.zeros(3, 2), [0]))
+    >>> selected_entries(call, call.input, 0).tolist()
+    [2, 1, 0]
+    """
+    name = call.name
+    if name not in _SELECTIONS or source is not call.input:
+        return None
+    entries = torch.arange(source.shape[axis])
+    if name == "getitem":
+        part = _part_of_axis(call.args[1], source.ndim, axis)
+        if not isinstance(part, list | Tensor) or not is_row_of_indices(part):
+            return None
+        return entries[torch.as_tensor(part).cpu()]
+    axes = [place % source.ndim for place in _axes(call.args, call.kwargs, *_SELECTIONS[name])]
+    if axis not in axes:
+        return None
+    if name == "flip":
+        return entries.flip(0)
+    if name == "roll":
+        return entries.roll(_axes(call.args[:2], call.kwargs, 1, "shifts")[axes.index(axis)])
+    if name == "index_select":
+        return entries[call.argument(2, "index").cpu()]
+    # Each position may select another sample.
+    return torch.zeros_like(entries)
+
+
+_SELECTIONS = {
+    "getitem": (1, ""),
+    "flip": (1, "dims"),
+    "roll": (2, "dims"),
+    "index_select": (1, "dim"),
+    "gather": (1, "dim"),
+    "take_along_dim": (2, "dim"),
+}
+"""Operations that select entries of an axis, with the argument that is the axis."""
+
+WRITES = ("index_add", "index_copy", "index_put", "scatter", "scatter_add", "scatter_reduce")
+"""Operations that write rows at given numbers, whose order is unknown."""
+
+
+def _part_of_axis(index: Any, rank: int, axis: int) -> Any:
+    """Return the part of an index for an axis of its tensor."""
+    parts = [part for part in (index if isinstance(index, tuple) else (index,)) if part is not None]
+    kept = [slice(None)] * (rank - sum(part is not Ellipsis for part in parts))
+    ellipsis = next((i for i, part in enumerate(parts) if part is Ellipsis), len(parts))
+    parts[ellipsis : ellipsis + 1] = kept
+    return parts[axis] if axis < len(parts) else None
 
 
 def _identity(source: Tensor, output: Tensor) -> AxisMap:
@@ -182,7 +237,7 @@ def _index(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
             moved.append(GONE)
         elif part is None:
             place += 1
-        elif isinstance(part, slice) or (is_single and _is_row_of_indices(part)):
+        elif isinstance(part, slice) or (is_single and is_row_of_indices(part)):
             moved.append(place)
             place += 1
         else:
@@ -190,10 +245,12 @@ def _index(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     return moved if place == output.ndim else [None] * source.ndim
 
 
-def _is_row_of_indices(part: Any) -> bool:
+def is_row_of_indices(part: list[Any] | Tensor) -> bool:
     """Return True if a part of an index is a one-dimensional list or tensor of integers."""
     if isinstance(part, list):
         return all(type(entry) is int for entry in part)
+    if part.is_meta or is_vmapped(part):
+        return False
     return part.ndim == 1 and part.dtype not in (torch.bool, torch.uint8)
 
 

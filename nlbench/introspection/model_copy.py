@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import is_, is_not
-from types import CellType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from nlbench.errors import RequestError, first_line
+from nlbench.errors import Unobservable, first_line
 
 from .function_calls import tensors_in, unobserved_calls
 from .model_state import refuse_unobservable
-from .pytree import tree_map
+from .pytree import tree_leaves, tree_map
 from .wrappers import through_wrappers
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -170,7 +171,7 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """
     _refuse_uncopyable(model)
     if any(t.is_meta for t in tensors_of(model)):
-        raise RequestError("the model is on the device meta: it has shapes, but no weights")
+        raise Unobservable("the model is on the device meta: it has shapes, but no weights")
     is_unsupported = any(t.device.type in _WITHOUT_FLOAT64 for t in tensors_of(model))
 
     def convert(tensor: Tensor) -> Tensor:
@@ -247,10 +248,10 @@ def _refuse_uncopyable(model: nn.Module) -> None:
     refuse_unobservable(model)
     # Conversion to a real dtype would drop imaginary parts.
     if any(t.is_complex() for t in tensors_of(model)):
-        raise RequestError("the model has complex numbers, expected real ones")
+        raise Unobservable("the model has complex numbers, expected real ones")
     quantized = next((name for name, m in model.named_modules() if _is_quantized(m)), None)
     if quantized is not None:
-        raise RequestError(
+        raise Unobservable(
             f"{quantized or 'the model'} has quantised weights, so the model can't be copied in "
             "another type; only measures of activations can be used; for others pass the module "
             "it was made from"
@@ -281,7 +282,7 @@ def _deep_copy(
                 with contextlib.suppress(Exception):
                     return rebound_copy(model, replaced | shared).eval()
             reason = first_line(error)
-            raise RequestError(f"the model can't be copied: {reason}") from error
+            raise Unobservable(f"the model can't be copied: {reason}") from error
 
 
 def rebound_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
@@ -297,8 +298,9 @@ def rebound_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Mod
     >>> hasattr(model, "is_run")
     False
     """
+    memo = {} if memo is None else memo
     copied = copy.deepcopy(model, memo)
-    closures = _Closures(model, copied)
+    closures = _Closures(model, copied, memo)
     for module in copied.modules():
         for name, value in vars(module).items():
             if isinstance(value, dict):
@@ -312,7 +314,8 @@ def rebound_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Mod
 class _Closures:
     """Functions whose variables refer to a model, and the same with references to its copy."""
 
-    def __init__(self, model: nn.Module, copied: nn.Module) -> None:
+    def __init__(self, model: nn.Module, copied: nn.Module, memo: dict[int, Any]) -> None:
+        self._memo = memo
         # Originals are kept with their copies, so that no other object gets their id.
         self._copies: dict[int, tuple[Any, Any]] = {}
         for parts in (nn.Module.modules, tensors_of):
@@ -335,6 +338,8 @@ class _Closures:
         if type(value) in (list, tuple):
             items = [self.rebound(item) for item in value]
             return value if all(map(is_, items, value)) else type(value)(items)
+        if isinstance(value, weakref.ref) and (target := self._copies.get(id(value()))):
+            return weakref.ref(target[1])
         if not isinstance(value, FunctionType):
             return value
         self._copies[id(value)] = value, value  # It may refer to itself.
@@ -362,7 +367,16 @@ class _Closures:
         except ValueError:  # The cell is empty.
             return cell
         new = self.rebound(content)
+        if new is content and (id(content) in self._memo or self._is_owner(content)):
+            new = copy.deepcopy(content, self._memo)
         return cell if new is content else CellType(new)
+
+    def _is_owner(self, value: Any) -> bool:
+        """Return True for an object one of whose attributes is the model or a part of it."""
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(value, nn.Module | ModuleType | type) or not isinstance(attributes, dict):
+            return False
+        return any(id(leaf) in self._copies for leaf in tree_leaves(attributes))
 
 
 def _uncopyable_attributes(model: nn.Module, replaced: Mapping[int, Any]) -> dict[int, Any]:

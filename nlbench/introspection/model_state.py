@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, Unobservable
 
 from .threads import one_measurement, torch_threads
 
@@ -324,13 +324,13 @@ def refuse_unobservable(model: nn.Module) -> None:
         )
         if isinstance(module, torch.jit.ScriptModule) or is_compiled:
             state = "compiled" if is_compiled else "scripted"
-            raise RequestError(
+            raise Unobservable(
                 f"{name or 'the model'} is {state}, so its activations can't be observed; "
                 "only measures of the probe function can be used; for others pass the module it "
                 "was made from"
             )
         if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
-            raise RequestError(
+            raise Unobservable(
                 f"{name or 'the model'} is a DataParallel on several devices, each with its own "
                 "thread, so its activations can't be observed; pass its .module"
             )

@@ -1,5 +1,6 @@
 """A network whose hooks and functions refer to it by a variable has the values of one without."""
 
+import weakref
 from functools import partial
 from types import MethodType
 
@@ -112,8 +113,39 @@ def by_function():
     return model
 
 
+class Owner:
+    def __init__(self, model):
+        self.parts = {"model": [model]}
+
+
+def by_owner():
+    model = Keeping()
+    owner = Owner(model)
+
+    def keep(module, args, output):
+        owner.parts["model"][0].kept = output
+
+    model.act.register_forward_hook(keep)
+    return model
+
+
+def by_own_owner():
+    model = by_owner()
+    (hook,) = model.act._forward_hooks.values()
+    model.owner = hook.__closure__[0].cell_contents
+    return model
+
+
+def by_weak_reference():
+    model = Keeping()
+    reference = weakref.ref(model)
+    model.act.register_forward_hook(lambda *call: setattr(reference(), "kept", call[2]))
+    return model
+
+
 KINDS = [
     by_closure, by_list, by_nested_function, by_partial, by_global, by_method, by_function,
+    by_owner, by_own_owner, by_weak_reference,
 ]  # fmt: skip
 
 

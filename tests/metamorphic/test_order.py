@@ -73,6 +73,45 @@ def test_the_order_of_samples_changes_no_value(name, order):
             assert value.statistics == pytest.approx(same.statistics, rel=1e-7, abs=1e-9)
 
 
+class Reordering(nn.Module):
+    """The same network on samples in another order."""
+
+    def __init__(self, network, way):
+        super().__init__()
+        self.network = network
+        self.way = way
+
+    def forward(self, x):
+        order = x.flatten(1)[:, 0].argsort()
+        if self.way == "flip":
+            return self.network(x.flip(0)).flip(0)
+        if self.way == "roll":
+            return self.network(x.roll(3, 0)).roll(-3, 0)
+        if self.way == "index":
+            return self.network(x[order])[order.argsort()]
+        y = self.network(x.index_select(0, order))
+        returned = torch.empty_like(y)
+        returned[order] = y
+        return returned
+
+
+@pytest.mark.parametrize("way", ["flip", "roll", "index", "assignment"])
+def test_an_order_inside_the_network_changes_no_value(way):
+    torch.manual_seed(0)
+    network = layers().double()
+    x = torch.randn(SAMPLES, 4, dtype=torch.float64)
+    names = ["linearity", "r2", "affinity", "cka"]
+    plain, reordered = (
+        evaluate(model, torch.cat([x, x[:3]]), names, name="network")
+        for model in (network, Reordering(network, way))
+    )
+    for name in names:
+        expected, result = plain[name], reordered[name]
+        assert result.summary == pytest.approx(expected.summary, rel=1e-7)
+        for value, same in zip(result.values, expected.values, strict=True):
+            assert value.statistics == pytest.approx(same.statistics, rel=1e-7, abs=1e-9)
+
+
 def sorted_by_class():
     """Return 180 samples around the means of three species of iris, class after class."""
     labels = torch.arange(180) // 60

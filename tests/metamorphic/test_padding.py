@@ -373,3 +373,47 @@ def test_padding_changes_no_measure_of_sites(settings, as_pairs):
         other = found[name]
         assert (other.status, other.n) == (result.status, result.n), name
         assert other.summary == pytest.approx(result.summary, rel=1e-5, abs=1e-7), name
+
+
+class ByLength(Reader):
+    """The same function on samples sorted by length, on the longest sample's tokens, or both."""
+
+    def __init__(self, way):
+        super().__init__(outputs=5)
+        self.way = way
+
+    def forward(self, x, lengths):
+        order = torch.arange(len(x))
+        if "sorted" in self.way:
+            order = lengths.argsort(descending=True)
+            x = x[order]
+        longest = int(lengths.max()) if "trimmed" in self.way else x.shape[1]
+        y = torch.zeros(*x.shape[:2], 5)
+        y[:, :longest] = super().forward(x[:, :longest], None)
+        return (
+            y[order.argsort()]
+            if "index" in self.way
+            else torch.zeros_like(y).index_copy(0, order, y)
+        )
+
+
+class ByMask(ByLength):
+    def forward(self, x, attention_mask):
+        return super().forward(x, attention_mask.sum(1).long())
+
+
+@pytest.mark.parametrize("way", ["", "trimmed", "sorted", "sorted, index", "sorted, trimmed"])
+@pytest.mark.parametrize("form", ["lengths", "attention_mask"])
+def test_padding_is_known_by_length_in_any_order(form, way):
+    settings = {"sites.rows": "tokens"} if form == "lengths" else {}
+    expected = site_results(0.0, False, settings)
+    x, mask = ragged_batch(50.0)
+    # Two positions more, which are padding in all samples.
+    x, mask = (torch.cat([side, side[:, :2] * 0 + end], 1) for side, end in ((x, 50.0), (mask, 0)))
+    second = mask.sum(1) if form == "lengths" else mask
+    model = ByLength(way) if form == "lengths" else ByMask(way)
+    run = nlbench.evaluate(model, (x, second), SITE_MEASURES, settings=settings, errors="none")
+    for name, result in expected.items():
+        other = run[name]
+        assert (other.status, other.n) == (result.status, result.n), (name, other.reason)
+        assert other.summary == pytest.approx(result.summary, rel=1e-5, abs=1e-7), name

@@ -176,6 +176,9 @@ def find_calls(
 
     def add(batch: SiteBatch) -> None:
         assert batch.call is not None
+        if batch.row_order == "reordered":
+            on_undefined(batch.place, "the network reorders the samples of a batch before it")
+            return
         site = batch.site
         axis = _own_axis(site.channel_axis, batch.batch_axis)
         channels = site.shape[site.channel_axis - 1] if site.shape else 1

@@ -22,7 +22,7 @@ from nlbench.introspection.module_stack import CallId
 from nlbench.introspection.precision import exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.probes.probe import OnStep, ProbeFacts, ProbePass
-from nlbench.probes.sites.rows import PositionSelector
+from nlbench.probes.sites.rows import PositionSelector, trimmed_mask
 from nlbench.probes.sites.sites_probe import RowPolicy
 
 from .fits import FEW_ROWS_PER_COEFFICIENT, AffineFit, PolynomialMap, rows_of
@@ -247,7 +247,7 @@ def _find_places(
             on_undefined=undefined.setdefault,
         )
     except RequestError as error:
-        raise RequestError(str(error).replace("sites.", "replacement.", 1)) from error
+        raise type(error)(str(error).replace("sites.", "replacement.", 1)) from error
     if not places:
         none = "the model calls no known activation function"
         raise Undefined("; ".join(dict.fromkeys(undefined.values())) or none)
@@ -320,6 +320,9 @@ def _observe_maps(
     with selector.hooked(model):
         outputs = validated_outputs(prefix.record(inputs), len(inputs))
     tokens = selector.outermost
+    if tokens is not None and outputs.ndim > 2:
+        trimmed = trimmed_mask(tokens, outputs.shape[1:2])
+        tokens = tokens if trimmed is None else trimmed
     if tokens is not None and outputs.shape[:-1] != tokens.shape:
         if outputs.ndim > 2 and tokens.shape[1] in outputs.shape[1:]:
             raise Undefined(

@@ -104,7 +104,7 @@ class Replacements(LazyProbe):
             parse_places(str(options["of"]))
             Selection.parse(str(options["select"]))
         except RequestError as error:
-            raise RequestError(str(error).replace("sites.", "replacement.", 1)) from error
+            raise type(error)(str(error).replace("sites.", "replacement.", 1)) from error
 
 
 REPLACEMENT = Replacements()

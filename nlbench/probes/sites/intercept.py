@@ -93,6 +93,7 @@ class SiteCall:
     sampled: bool = True  # True if the tensor may depend on the model's input
     problem: str = ""  # reason why the call can't be measured; empty if it can
     any_rows: bool = False  # True if the rows are known, but not the sample of each
+    order: Tensor | None = None  # sample of each entry of the batch axis; None if in order
     y: Side | None = None  # output of the call, like the input; None until the call has returned
     # Known at the end of a handwritten activation.
     site: SiteName = field(default_factory=lambda: SiteName("", "", ""))
@@ -242,10 +243,10 @@ class CallInterceptor(SiteNames):
             known = self.layouts.channel(x)
             channel = max(x.ndim - 1, 0) if known is None else known
             assumed = known is None
-            if self.policy.positions.policy.takes_any_rows and not is_vmapped(x):
+            if self.policy.positions.policy.takes_any_rows and not (is_vmapped(x) or x.is_nested):
                 problem = ""
                 any_rows = True
-            shape = tuple(x.shape[1:])
+            shape = () if x.is_nested else tuple(x.shape[1:])
         else:
             if axis is not None and axis != batch:
                 channel = axis
@@ -254,6 +255,7 @@ class CallInterceptor(SiteNames):
             shape = tuple(batch_first(x, batch).shape[1:])
         sampled = not self.layouts.is_constant(x)
         call = SiteCall(label, None, batch, channel, shape, assumed, sampled, problem, any_rows)
+        call.order = None if batch is None else self.layouts.order(x)
         if not problem and self._is_selected(label, kind):
             call.x = self._capture(call, x)
         if kind == "softmax" and not problem:
@@ -282,7 +284,10 @@ class CallInterceptor(SiteNames):
         with self._unobserved():
             if call.any_rows:
                 return self.policy.capture_rows(tensor, call.axis)
-            return self.policy.capture(batch_first(tensor, call.batch), call.axis, call.label)
+            moved = batch_first(tensor, call.batch)
+            if call.order is not None:
+                moved = moved[call.order.argsort().to(moved.device)]
+            return self.policy.capture(moved, call.axis, call.label)
 
     @contextmanager
     def _unobserved(self) -> Iterator[None]:

@@ -119,10 +119,7 @@ def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[M
         raise RequestError("activation calls aren't modules; see nlbench.probes.sites.list_sites")
     refuse_unobservable(model)
     with evaluation_mode(model), without_fast_path():
-        recorder = _CallRecorder(model, example)
-        with recorder.hooked(), recorder:
-            model(example.clone())
-        calls = recorder.calls
+        calls = _record_calls(model, example)
         by_name: dict[str, tuple[int, ModulePlace]] = {}
         for name in names:
             for index, place in _places_of(name, model, example, calls):
@@ -279,6 +276,24 @@ class _Call:
         )
 
 
+def _record_calls(model: nn.Module, example: Tensor) -> list[_Call]:
+    """Run a model, and record its module calls; those on reordered samples are not usable."""
+
+    def record(inputs: Tensor) -> _CallRecorder:
+        recorder = _CallRecorder(model, inputs)
+        with recorder.hooked(), recorder:
+            model(inputs.clone())
+        return recorder
+
+    recorder = record(example)
+    if recorder.layouts.reorders:
+        # Samples that are sorted may be in order already.
+        for call, other in zip(recorder.calls, record(example.flip(0)).calls, strict=False):
+            if not other.is_usable:
+                call.before = None
+    return recorder.calls
+
+
 class _CallRecorder(ModuleStack):
     """Records the module calls of a forward pass, with the axes of their tensors."""
 
@@ -319,6 +334,8 @@ class _CallRecorder(ModuleStack):
             batch, channel, assumed = self.layouts.of(tensor)
         except Undefined:
             return None
+        if self.layouts.order(tensor) is not None:
+            return None
         return Axes(batch, channel + 1 if channel < batch else channel, assumed)
 
 
@@ -340,7 +357,8 @@ def _record_output(call: _Call, returned: Any, recorder: _CallRecorder) -> None:
 
 
 def _is_float(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
+    # Nested tensors have no shape.
+    return isinstance(value, Tensor) and value.is_floating_point() and not value.is_nested
 
 
 def _entries(values: Any) -> Iterator[tuple[Any, Any]]:

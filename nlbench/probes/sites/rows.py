@@ -34,6 +34,8 @@ _MASKS = {
 }
 # Names by which libraries call masks of tokens as well as masks of padding.
 _UNCLEAR = ("padding_mask", "pad_mask", "mask")
+# Argument names of the number of tokens per sample, before padding.
+_LENGTHS = ("lengths", "length", "lens", "seq_lens", "seq_lengths", "input_lengths", "src_lengths")
 _FORMS = (
     "expected attention_mask with 1 or True for tokens and 0 or False for padding, "
     "src_key_padding_mask with True for padding, or a mask that is added, with 0 for tokens and "
@@ -121,11 +123,13 @@ class PositionSelector:
             value = kwargs.get(name)
             if value is None and position is not None and position < len(args):
                 value = args[position]
+            if name in _LENGTHS:
+                value = _mask_of_lengths(value, [*args, *kwargs.values()], self.samples)
             if not isinstance(value, Tensor) or value.ndim not in (2, 3, 4) or not value.numel():
                 continue
             if len(value) != self.samples or (name in _UNCLEAR and self._masks):
                 continue
-            is_token = _allowed(value, name)
+            is_token = value if name in _LENGTHS else _allowed(value, name)
             is_token = is_token.any(1) if is_token.ndim == 4 else is_token
             if is_token.ndim == 3:
                 is_token = is_token.mT if is_token.shape[2] == 1 else is_token
@@ -154,7 +158,8 @@ class PositionSelector:
     def _valid(self, n: int, sizes: Sequence[int], device: torch.device) -> Tensor | None:
         valid = None
         mask = self._masks[-1] if self._masks else None
-        if mask is not None and n == len(mask):
+        mask = trimmed_mask(mask, sizes) if mask is not None and n == len(mask) else None
+        if mask is not None:
             length = mask.shape[1]
             place = next((i for i, size in enumerate(sizes) if size == length), None)
             if place is not None:
@@ -298,6 +303,44 @@ def _allowed(value: Tensor, name: str) -> Tensor:
     raise Undefined(f"'{name}' has values from {value.amin():g} to {value.amax():g}; {_FORMS}")
 
 
+def _mask_of_lengths(lengths: object, arguments: Sequence[object], samples: int) -> Tensor | None:
+    """Return True for the tokens (n, t) of sequences of given lengths; None if t is unknown.
+
+    Examples
+    --------
+    >>> _mask_of_lengths(torch.tensor([2, 1]), [torch.zeros(2, 3, 5)], 2).tolist()
+    [[True, True, False], [True, False, False]]
+    """
+    if not isinstance(lengths, Tensor) or lengths.shape != (samples,):
+        return None
+    if lengths.is_floating_point() or lengths.dtype == torch.bool or not samples:
+        return None
+    longest = int(lengths.max())
+    tensors = [value for value in arguments if isinstance(value, Tensor) and value.ndim > 1]
+    sizes = [size for value in tensors if len(value) == samples for size in value.shape[1:]]
+    sizes = sorted((size for size in sizes if size >= longest), key=lambda size: size != longest)
+    if not sizes or int(lengths.min()) < 1:
+        return None
+    return torch.arange(sizes[0], device=lengths.device) < lengths[:, None]
+
+
+def trimmed_mask(mask: Tensor, sizes: Sequence[int]) -> Tensor | None:
+    """Return a padding mask (n, t) for a tensor with one of the sizes as its number of positions.
+
+    Networks may cut off positions that are padding in all samples.
+
+    Examples
+    --------
+    >>> trimmed_mask(torch.tensor([[True, True, False], [True, False, False]]), [2]).tolist()
+    [[True, True], [True, False]]
+    """
+    if mask.shape[1] in sizes:
+        return mask
+    used = mask.any(0).nonzero()[:, 0]
+    mask = mask[:, int(used[0]) : int(used[-1]) + 1]
+    return mask if mask.shape[1] in sizes else None
+
+
 def _is_causal(allowed: Tensor) -> bool:
     """Return True for a mask of all pairs of positions, not of samples and positions."""
     square = allowed.shape[0] == allowed.shape[1] > 1
@@ -339,7 +382,7 @@ def _mask_names(module: nn.Module) -> Mapping[str, int | None]:
     takes_keywords = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     return {
         name: names.index(name) if name in names else None
-        for name in _MASKS
+        for name in (*_MASKS, *_LENGTHS)
         if name in names or takes_keywords
     }
 

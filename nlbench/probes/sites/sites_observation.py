@@ -411,9 +411,12 @@ class _SitePass:
                 sources,
                 call.call,
                 call.batch,
-                self._folded.order(call.label) if self._folded else "",
+                "reordered" if call.order is not None else self._row_order(call.label),
             )
         )
+
+    def _row_order(self, label: str) -> str:
+        return self._folded.order(label) if self._folded else ""
 
 
 def _difference(first: Sequence[CallIdentity], second: Sequence[CallIdentity]) -> str:

@@ -177,3 +177,38 @@ def test_a_detectors_backbone_is_measured():
     assert places(run["r2"]) == {"act": "ok"}
     assert run["r2"].values[0].n == 20
     assert "model.output" in run["nlc"].reason
+
+
+class Nested(nn.Module):
+    """Sequences of different lengths in a nested tensor."""
+
+    def __init__(self, layout):
+        super().__init__()
+        self.layout = layout
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        self.last = nn.Tanh()
+
+    def forward(self, x):
+        rows = [sample.expand(1 + i % 2, 4) for i, sample in enumerate(x[:, None])]
+        y = self.net(torch.nested.nested_tensor(rows, layout=self.layout))
+        return self.last(torch.stack([sample.mean(0) for sample in y.unbind()]))
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_undefined(layout):
+    measures = ["norm", "substitution", "effective-depth"]
+    run = nlbench.evaluate(Nested(layout), torch.randn(12, 4), measures, errors="none")
+    assert {record.result.status for record in run.records} <= {"undefined", "ok"}
+    values = {value.place: value for value in run["norm"].values}
+    assert "nested" in values["net.1"].reason
+    assert values["last"].status == "ok"
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(2, 8))])
+def test_a_scripted_part_is_undefined(make):
+    model = nn.Sequential(nn.Linear(4, 8), make(nn.Sequential(nn.ReLU(), nn.Linear(8, 3))))
+    measures = ["norm", "substitution", "absdev", "pathlength", "influence"]
+    run = nlbench.evaluate(model, torch.randn(12, 4), measures, errors="none")
+    for record in run.records:
+        assert record.result.status == "undefined", record.measure.name
+        assert record.result.reason.startswith("1 is scripted")
