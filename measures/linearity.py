@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,7 +17,12 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined
 from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
-from nlbench.measure.left_out import LeftOut, NoReplicates, check_group_memory
+from nlbench.measure.left_out import (
+    LeftOut,
+    NoReplicates,
+    check_group_memory,
+    fits_group_memory,
+)
 from nlbench.measure.replicates import GROUPS
 from nlbench.options import Option
 
@@ -93,7 +99,7 @@ def linearity_score(x: Samples, y: Samples) -> Tensor:
     >>> round(linearity_score(x, 5 * x.flip(1) - 7).item(), 9)
     1.0
     """
-    accumulator = _LinearityAccumulator(folds=1, rows=0)
+    accumulator = _LinearityAccumulator(folds=1, rows=0, parts=1)
     accumulator.add(x, y)
     sums = accumulator.total()
     fit = sums.fit(*accumulator.rounding_of_inputs)
@@ -151,14 +157,20 @@ class _Frame:
 
 
 class _LinearityAccumulator(Accumulator):
-    """Accumulator of sums per fold, about the first batch's means, and of a sample of the rows."""
+    """Accumulator of sums per part, about the first batch's means, and of a sample of the rows.
 
-    def __init__(self, folds: int, rows: int = RESERVOIR_ROWS) -> None:
+    Part i belongs to fold i modulo `folds`. By default there are as many parts as groups of samples
+    if that is a multiple and few columns keep their sums small, or else as folds.
+    """
+
+    def __init__(self, folds: int, rows: int = RESERVOIR_ROWS, parts: int | None = None) -> None:
         self._folds, self._has_branch = folds, False
+        self.parts = parts or folds
+        self._chooses_parts = parts is None
         self._reservoir = Reservoir(rows)
         self._frame: _Frame | None = None
         self.sums: dict[int, RegressionSums] = {}
-        # Rows x and y of the first position of each sample, by fold.
+        # Rows x and y of the first position of each sample, by part.
         self._first: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         self._samples = 0
         self._rows, self._distinct = DistinctRows(), 0
@@ -191,23 +203,27 @@ class _LinearityAccumulator(Accumulator):
             sides = zip(self._extremes, means, strict=True)
             spreads = [torch.cat([high - mean, mean - low]) for (low, high), mean in sides]
             self._frame = _Frame(*means, max(map(power_of_two, spreads)))
+            size = group_bytes(*(len(mean) for mean in means))
+            is_small = GROUPS % self._folds == 0 and fits_group_memory(size, None)
+            if self._chooses_parts and is_small:
+                self.parts = GROUPS
         numbers = sources or self._rows.add(torch.cat([x.values, y.values], 1))
         self._distinct += numbers.distinct
         if sources is None and owners is not None:
-            fold = (owners + self._samples) % self._folds
+            part = (owners + self._samples) % self.parts
             self._samples += int(owners.max()) + 1 if samples is None else samples
         else:
-            fold = numbers.index.to(x.values.device) % self._folds
-        self._add_sums(x, y, fold)
-        is_first = _first_rows(owners) if owners is not None else torch.zeros_like(fold).bool()
-        for index in torch.unique(fold[is_first]).tolist():
-            chosen = is_first & (fold == index)
+            part = numbers.index.to(x.values.device) % self.parts
+        self._add_sums(x, y, part)
+        is_first = _first_rows(owners) if owners is not None else torch.zeros_like(part).bool()
+        for index in torch.unique(part[is_first]).tolist():
+            chosen = is_first & (part == index)
             pair = self._shift_and_scale(x.values[chosen], y.values[chosen])
             self._first[index].append(pair)
         # Rows of a float32 network lose nothing in float32.
         types = [torch.float32 if side.rounding > EPSILON else torch.float64 for side in (x, y)]
-        columns = x.values, y.values, fold, is_first
-        self._reservoir.add(*columns, types=(*types, fold.dtype, torch.bool))
+        columns = x.values, y.values, part, is_first
+        self._reservoir.add(*columns, types=(*types, part.dtype, torch.bool))
 
     def _add_sums(self, x: PreparedSamples, y: PreparedSamples, parts: Tensor) -> None:
         """Add rows to the sums of the part (n,) that each belongs to."""
@@ -234,6 +250,13 @@ class _LinearityAccumulator(Accumulator):
             ]
         self._extremes = new
         self._rounding = (max(self._rounding[0], x.rounding), max(self._rounding[1], y.rounding))
+
+    def folds(self) -> dict[int, list[int]]:
+        """Return the parts of each fold that have rows."""
+        folds: dict[int, list[int]] = defaultdict(list)
+        for part in sorted(self.sums):
+            folds[part % self._folds].append(part)
+        return folds
 
     def total(self) -> RegressionSums:
         """Return the sums of all rows."""
@@ -264,21 +287,23 @@ class _LinearityAccumulator(Accumulator):
 
     def statistics(self) -> dict[str, float]:
         total = self.total()
-        if len(self.sums) < 2:
+        if len(self.folds()) < 2:
             raise Undefined("fewer than two distinct samples, so that none can be held out")
         fit_of_all = total.fit(*self.rounding_of_inputs)
         in_sample = total.squared_errors(fit_of_all)
         null = min(1.0, fit_of_all.rank / max(1, self._distinct - 1))
         del fit_of_all
-        x, y, row_folds, is_first = self._reservoir.columns
+        x, y, row_parts, is_first = self._reservoir.columns
         x, y = self._shift_and_scale(*(side.to(torch.float64, copy=True) for side in (x, y)))
         predicted, held_out, first_errors = torch.zeros_like(y), 0.0, 0.0
-        for fold, part in self.sums.items():
-            fit = total.minus(part).fit(*self.rounding_of_inputs)
-            held_out += part.squared_errors(fit)
-            for first_x, first_y in self._first[fold]:
+        for fold, parts in self.folds().items():
+            sums = reduce(RegressionSums.plus, (self.sums[part] for part in parts))
+            fit = total.minus(sums).fit(*self.rounding_of_inputs)
+            held_out += sums.squared_errors(fit)
+            for first_x, first_y in itertools.chain(*(self._first[part] for part in parts)):
                 first_errors += (first_y - fit(first_x)).square().sum().item()
-            predicted[row_folds == fold] = fit(x[row_folds == fold])
+            is_held_out = row_parts % self._folds == fold
+            predicted[is_held_out] = fit(x[is_held_out])
         errors = (y - predicted).square().sum(1)
         xx, xy, yy = total.centered()
         target = _Target(yy.sum().item(), errors, _squared_distances(y, total.y / total.n))
@@ -367,22 +392,23 @@ def _token_statistics(errors: Tensor, rows: Tensor, is_first: Tensor) -> dict[st
 
 
 class _LeftOutSums(LeftOut):
-    """Sums of each group at one place. A fold consists of groups that are equal modulo folds."""
+    """Replicates from an accumulator whose parts are groups, or from one of their own."""
 
-    def __init__(self, folds: int, memory: int | None) -> None:
+    def __init__(self, accumulator: _LinearityAccumulator, folds: int, memory: int | None) -> None:
         if GROUPS % folds:
             raise NoReplicates(f"linearity.folds = {folds} does not divide {GROUPS} groups")
-        self._folds = folds
+        self._has_own = accumulator.parts != GROUPS
+        if self._has_own:
+            accumulator = _LinearityAccumulator(folds, rows=0, parts=GROUPS)
+        self._accumulator = accumulator
         self._memory = memory
-        # Accumulates sums of groups in place of folds.
-        self._accumulator = _LinearityAccumulator(GROUPS, rows=0)
 
     def add(self, observation: SiteBatch, groups: Tensor) -> None:
-        """Add one batch."""
+        """Add one batch, unless the accumulator has its rows."""
         x, y = observation.shared(prepare_batch)
-        size = 8 * GROUPS * x.shape[1] * (x.shape[1] + y.shape[1])
-        check_group_memory(size, self._memory)
-        self._accumulator.add(x, y, sources=observation.sources)
+        check_group_memory(group_bytes(x.shape[1], y.shape[1]), self._memory)
+        if self._has_own:
+            self._accumulator.add(x, y, sources=observation.sources)
 
     @torch.no_grad()
     def replicates(self) -> tuple[float, ...]:
@@ -391,22 +417,28 @@ class _LeftOutSums(LeftOut):
         if len(groups) < 2:
             return ()
         total = self._accumulator.total()
-        values = []
-        for left_out in sorted(groups):
-            kept = total.minus(groups[left_out])
-            errors = 0.0
-            for fold in range(self._folds):
-                parts = [
-                    groups[index]
-                    for index in sorted(groups)
-                    if index % self._folds == fold and index != left_out
-                ]
-                if parts:
-                    held_out = reduce(RegressionSums.plus, parts)
-                    fit = kept.minus(held_out).fit(*self._accumulator.rounding_of_inputs)
-                    errors += held_out.squared_errors(fit)
-            values.append(1 - errors / kept.centered()[2].sum().item())
-        return tuple(values)
+        rounding = self._accumulator.rounding_of_inputs
+        errors = dict.fromkeys(sorted(groups), 0.0)
+        for members in self._accumulator.folds().values():
+            held_out = reduce(RegressionSums.plus, (groups[member] for member in members))
+            others = total.minus(held_out)
+            fit_of_others = others.fit(*rounding)
+            for left_out in errors:
+                if left_out not in members:
+                    fit = others.minus(groups[left_out]).fit(*rounding)
+                    errors[left_out] += held_out.squared_errors(fit)
+                elif len(members) > 1:
+                    rest = held_out.minus(groups[left_out])
+                    errors[left_out] += rest.squared_errors(fit_of_others)
+        return tuple(
+            1 - error / total.minus(groups[left_out]).centered()[2].sum().item()
+            for left_out, error in errors.items()
+        )
+
+
+def group_bytes(inputs: int, outputs: int) -> int:
+    """Return the size in bytes of all groups' sums, given the numbers of columns."""
+    return 8 * GROUPS * inputs * (inputs + outputs)
 
 
 def _squared_distances(rows: Tensor, mean: Tensor) -> Tensor:
@@ -492,8 +524,8 @@ class Linearity(PooledMeasure):
 
     Cost
     ----
-    One forward pass for all places; O(rows · d²) per place, with 16 d² bytes for each place and
-    fold.
+    One forward pass for all places; O(rows · d²) per place, with 128 d² bytes for each place, or
+    16 d² for each of its folds where d exceeds 1,448.
 
     Limits
     ------
@@ -535,9 +567,9 @@ class Linearity(PooledMeasure):
         """Create the accumulator for one site."""
         return _LinearityAccumulator(int(self.settings["folds"]))
 
-    def left_out(self) -> LeftOut:
-        """Create the sums of the groups of one place."""
-        return _LeftOutSums(int(self.settings["folds"]), self.memory)
+    def left_out(self, accumulator: Any) -> LeftOut:
+        """Create the replicates of one place from its accumulator."""
+        return _LeftOutSums(accumulator, int(self.settings["folds"]), self.memory)
 
     def take(self, accumulator: Any, observation: SiteBatch) -> None:
         """Add one batch of one site."""

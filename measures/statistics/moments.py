@@ -417,11 +417,11 @@ class _LeftOutPairs(LeftOut):
 class PairsMeasure(PooledMeasure):
     """A site measure whose accumulators of sample pairs are shared with other measures."""
 
-    def left_out(self) -> LeftOut:
-        """Create the state for the replicates of one site."""
-        if isinstance(self.accumulator(), PairsAccumulator):
+    def left_out(self, accumulator: Any) -> LeftOut:
+        """Create the state for the replicates of one site, given its accumulator."""
+        if isinstance(accumulator, PairsAccumulator):
             return _LeftOutPairs(self)
-        return super().left_out()
+        return super().left_out(accumulator)
 
     def samples(self, observation: SiteBatch) -> tuple[PreparedSamples, PreparedSamples]:
         """Return the prepared samples of a batch."""

@@ -95,17 +95,19 @@ class RegressionSums:
 
     def about(self, mean_x: Tensor, mean_y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``xx``, ``xy`` and ``yy`` after subtracting the given means from the rows."""
-        # In place: at large widths each matrix takes a considerable part of the memory.
-        xx = self.xx.addr(mean_x, self.x, alpha=-1).addr_(self.x, mean_x, alpha=-1)
-        xx.addr_(mean_x, mean_x, alpha=self.n)
-        xy = self.xy.addr(self.x, mean_y, alpha=-1).addr_(mean_x, self.y, alpha=-1)
-        xy.addr_(mean_x, mean_y, alpha=self.n)
+        # One pass over each matrix, which at large widths takes a considerable part of the memory.
+        rest_x = self.x - self.n * mean_x
+        columns = torch.stack([mean_x, rest_x], 1)
+        xx = torch.addmm(self.xx, columns, torch.stack([self.x, mean_x]), alpha=-1)
+        xy = torch.addmm(self.xy, columns, torch.stack([self.y, mean_y]), alpha=-1)
         yy = self.yy - 2 * mean_y * self.y + self.n * mean_y.square()
         return xx, xy, yy.clamp(min=0)
 
     def centered(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``xx``, ``xy`` and ``yy`` after subtracting the rows' own means."""
-        return self.about(self.x / self.n, self.y / self.n)
+        xx = self.xx.addr(self.x, self.x, alpha=-1 / self.n)
+        xy = self.xy.addr(self.x, self.y, alpha=-1 / self.n)
+        return xx, xy, (self.yy - self.y.square() / self.n).clamp(min=0)
 
     def fit(self, peaks: Tensor, rounding: float = 0.0) -> RegressionMap:
         """Fit y on x by least squares, with minimum norm if there are several solutions.
@@ -118,7 +120,7 @@ class RegressionSums:
             Relative error of the values of x; directions that vary by less are left out.
         """
         mean_x, mean_y = self.x / self.n, self.y / self.n
-        xx, xy, _ = self.about(mean_x, mean_y)
+        xx, xy, _ = self.centered()
         squares = xx.diagonal()
         errors = rounding_norms(peaks, self.n, rounding).square()
         columns = squares > errors

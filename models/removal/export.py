@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import os
 import shutil
@@ -11,6 +12,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +35,17 @@ from .network import AffineActivation
 from .spans import SpanResult, pretrained_model
 
 FOLDING_TOLERANCE = 1e-9
-"""Tolerance for outputs in float64 after a fold, relative to the largest one."""
+"""Tolerance for outputs in float64 after a change, relative to the largest one."""
 
 
 def fold_activations(network: nn.Module, inputs: Tensor) -> tuple[nn.Module, int, int]:
-    """Copy a network, with maps of activations folded into the layers before them.
+    """Copy a network, with maps of activations folded into neighbouring layers.
 
-    A map folds into a convolution, a linear layer or a batch norm if nothing else reads that
-    layer's output. Each fold is checked in float64, and undone if it changes the outputs. A folded
-    map becomes an `torch.nn.Identity`.
+    A map folds into the convolution, linear layer or batch norm before it if nothing else reads
+    that layer's output, or else into the convolution or linear layer after it. Two such layers with
+    only a folded map between them are merged if that leaves fewer parameters and operations. Each
+    change is checked in float64, and undone if it changes the outputs. A folded map, and the first
+    of two merged layers, become an `torch.nn.Identity`.
 
     Parameters
     ----------
@@ -58,64 +63,85 @@ def fold_activations(network: nn.Module, inputs: Tensor) -> tuple[nn.Module, int
     Examples
     --------
     >>> model = nn.Sequential(nn.Linear(2, 3), AffineActivation(3), nn.Linear(3, 1))
-    >>> fold_activations(model, torch.zeros(2, 2))[0][1]
-    Identity()
+    >>> fold_activations(model, torch.zeros(2, 2))[0]
+    Sequential(
+      (0): Identity()
+      (1): Identity()
+      (2): Linear(in_features=2, out_features=1, bias=True)
+    )
     """
     twin = rebound_copy(network).eval().double()
     inputs = inputs.double() if inputs.is_floating_point() else inputs
-    layers = [module for module in twin.modules() if isinstance(module, AffineActivation)]
-    folded = 0
+    maps = sum(isinstance(module, AffineActivation) for module in twin.modules())
+    before: set[str] = set()
+    after: set[str] = set()
     with torch.no_grad(), evaluation_mode(twin), without_fast_path():
         expected = _outputs(twin, inputs)
-        for layer, producer in _find_producers(twin, inputs).items():
-            before = [copy.deepcopy(module.state_dict()) for module in (layer, producer)]
-            had_bias = producer.bias is not None
-            _absorb(producer, layer)
-            if _are_equal(_outputs(twin, inputs), expected):
-                replace_module(twin, layer, nn.Identity())
-                folded += 1
-                continue
-            if not had_bias:
-                producer.bias = None
-            for module, state in zip((layer, producer), before, strict=True):
-                module.load_state_dict(state)
+        for change, changed in ((_fold_before, before), (_fold_after, after), (_merge, set())):
+            for pair in _find_pairs(twin, inputs):
+                if change is _merge and pair.first not in before:
+                    continue
+                candidate = copy.deepcopy(twin)
+                if change(candidate, pair) and _are_equal(_outputs(candidate, inputs), expected):
+                    twin = candidate
+                    changed.add(pair.first)
     dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
-    return twin.to(dtype), folded, len(layers)
+    return twin.to(dtype), len(before) + len(after), maps
 
 
-def _find_producers(network: nn.Module, inputs: Tensor) -> dict[AffineActivation, Any]:
-    """Return the layer whose output each map reads, for layers and maps that are called once."""
-    outputs: list[tuple[Tensor, nn.Module]] = []
-    reads: list[tuple[AffineActivation, Tensor]] = []
+@dataclass(frozen=True)
+class _Pair:
+    """Two modules, each called once, of which the second reads the output of the first.
 
-    def note_read(layer: Any, args: Any) -> None:
-        reads.append((layer, args[0]))
+    Parameters
+    ----------
+    first, second : str
+        Paths.
+    shape : torch.Size
+        Shape of the tensor between them.
+    values : int
+        Number of values that the second returns.
+    """
 
-    def note_output(layer: nn.Module, args: Any, output: Any) -> None:
-        outputs.append((output, layer))
+    first: str
+    second: str
+    shape: torch.Size
+    values: int
+
+    def has_channels_of(self, layer: AffineActivation, module: nn.Module) -> bool:
+        """Return True if a map refers to the channels of a layer."""
+        axis = len(self.shape) - 1 if isinstance(module, nn.Linear) else 1
+        return layer.axis % len(self.shape) == axis and self.shape[axis] == len(layer.weight)
+
+
+def _find_pairs(network: nn.Module, inputs: Tensor) -> list[_Pair]:
+    """Return the pairs of maps and layers between which a tensor passes."""
+    calls: list[tuple[str, Tensor, Tensor]] = []
+
+    def note(path: str, module: nn.Module, args: Any, output: Any) -> None:
+        calls.append((path, args[0], output))
 
     handles = []
-    for module in network.modules():
-        if isinstance(module, AffineActivation):
-            handles.append(module.register_forward_pre_hook(note_read))
-        elif _can_absorb(module):
-            handles.append(module.register_forward_hook(note_output))
+    for path, module in network.named_modules():
+        if isinstance(module, AffineActivation) or _can_absorb(module):
+            handles.append(module.register_forward_hook(partial(note, path)))
     try:
         network(inputs.clone())
     finally:
         for handle in handles:
             handle.remove()
-    producers: dict[AffineActivation, Any] = {}
-    callers = [module for _, module in outputs]
-    readers = [layer for layer, _ in reads]
-    for layer, x in reads:
-        source = next((module for output, module in outputs if output is x), None)
-        if source is None or callers.count(source) > 1 or readers.count(layer) > 1:
-            continue
-        axis = x.ndim - 1 if isinstance(source, nn.Linear) else 1
-        if layer.axis % x.ndim == axis and x.shape[axis] == len(layer.weight):
-            producers[layer] = source
-    return producers
+    paths = [path for path, _, _ in calls]
+    single = [call for call in calls if paths.count(call[0]) == 1]
+    pairs = []
+    for first, _, passed in single:
+        for second, x, output in single:
+            if x is passed:
+                pairs.append(_Pair(first, second, passed.shape, output.numel()))
+    return pairs
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
 
 
 def _can_absorb(module: nn.Module) -> bool:
@@ -124,19 +150,88 @@ def _can_absorb(module: nn.Module) -> bool:
         return False
     if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
         return module.affine and module.track_running_stats
-    return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    return _is_layer(module)
 
 
-def _absorb(producer: Any, layer: AffineActivation) -> None:
-    """Fold a map into the layer before it, in place, and make the map an identity."""
-    slope = layer.weight.clone()
-    intercept = layer.bias.clone()
-    producer.weight.mul_(slope.view(-1, *[1] * (producer.weight.ndim - 1)))
-    if producer.bias is None:
-        producer.bias = nn.Parameter(torch.zeros_like(intercept))
-    producer.bias.mul_(slope).add_(intercept)
-    layer.weight.fill_(1)
-    layer.bias.zero_()
+def _fold_before(network: nn.Module, pair: _Pair) -> bool:
+    """Fold a map into the layer before it, in place, if that is exact."""
+    producer: Any = network.get_submodule(pair.first)
+    layer = network.get_submodule(pair.second)
+    if not isinstance(layer, AffineActivation) or isinstance(producer, AffineActivation):
+        return False
+    if not pair.has_channels_of(layer, producer):
+        return False
+    producer.weight.mul_(layer.weight.view(-1, *[1] * (producer.weight.ndim - 1)))
+    bias = layer.bias if producer.bias is None else producer.bias * layer.weight + layer.bias
+    producer.bias = nn.Parameter(bias.clone())
+    replace_module(network, layer, nn.Identity())
+    return True
+
+
+def _fold_after(network: nn.Module, pair: _Pair) -> bool:
+    """Fold a map into the layer after it, in place, if that is exact.
+
+    A convolution pads with zeros after the map, so that only a map without intercept passes.
+    """
+    layer = network.get_submodule(pair.first)
+    reader: Any = network.get_submodule(pair.second)
+    if not isinstance(layer, AffineActivation) or not _is_layer(reader):
+        return False
+    pads_zeros = _is_padded(reader) and reader.padding_mode == "zeros"
+    if not pair.has_channels_of(layer, reader) or (pads_zeros and bool(layer.bias.any())):
+        return False
+    weight = reader.weight
+    groups = getattr(reader, "groups", 1)
+    rows = weight.view(groups, len(weight) // groups, *weight.shape[1:])
+    shape = (groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
+    shift = (rows * layer.bias.view(shape)).flatten(2).sum(2).flatten()
+    reader.bias = nn.Parameter(shift if reader.bias is None else reader.bias + shift)
+    rows.mul_(layer.weight.view(shape))
+    replace_module(network, layer, nn.Identity())
+    return True
+
+
+def _is_padded(layer: nn.Module) -> bool:
+    padding: Any = getattr(layer, "padding", 0)
+    return padding == "same" or (not isinstance(padding, str) and bool(torch.tensor(padding).any()))
+
+
+def _merge(network: nn.Module, pair: _Pair) -> bool:
+    """Merge two layers, in place, if that is exact and leaves less to store and to compute.
+
+    The second convolution must not pad: its padding doesn't pass the first one.
+    """
+    first: Any = network.get_submodule(pair.first)
+    second: Any = network.get_submodule(pair.second)
+    if not (_is_layer(first) and type(first) is type(second)) or _is_padded(second):
+        return False
+    if isinstance(first, nn.Linear):
+        weight = second.weight @ first.weight
+        merged: Any = nn.Linear(first.in_features, second.out_features)
+    else:
+        is_plain = {1} == {first.groups, second.groups, *first.dilation, *second.dilation}
+        if not is_plain or isinstance(first.padding, str):
+            return False
+        convolve: Any = getattr(nn.functional, f"conv_transpose{first.weight.ndim - 2}d")
+        weight = convolve(second.weight, first.weight, stride=first.stride)
+        stride = tuple(a * b for a, b in zip(first.stride, second.stride, strict=True))
+        settings = {"padding": first.padding, "padding_mode": first.padding_mode}
+        kernel = tuple(weight.shape[2:])
+        merged = type(first)(first.in_channels, len(weight), kernel, stride, **settings)
+    positions = pair.shape.numel() // len(first.weight), pair.values // len(second.weight)
+    sizes = first.weight.numel(), second.weight.numel()
+    operations = sum(size * count for size, count in zip(sizes, positions, strict=True))
+    if weight.numel() >= sum(sizes) or weight.numel() * positions[1] >= operations:
+        return False
+    bias = torch.zeros(len(weight)).to(weight) if second.bias is None else second.bias
+    if first.bias is not None:
+        bias = bias + second.weight.reshape(*second.weight.shape[:2], -1).sum(2) @ first.bias
+    merged.to(weight)
+    merged.weight.copy_(weight)
+    merged.bias.copy_(bias)
+    replace_module(network, second, merged)
+    replace_module(network, first, nn.Identity())
+    return True
 
 
 def _outputs(network: nn.Module, inputs: Tensor) -> list[Tensor]:
@@ -156,6 +251,7 @@ TOKENIZER_FILES = (
     *("sentencepiece.bpe.model", "chat_template.jinja", "chat_template.json"),
 )
 GENERATION = "generation_config.json"
+IMAGES = "preprocessor_config.json"
 
 RELOAD_TOLERANCE = 1e-5
 """Least tolerance for logits in another process, relative to the largest one."""
@@ -171,21 +267,24 @@ torch.set_grad_enabled(False)
 inputs, facts = saved["inputs"], {}
 """
 
-_RELOAD_DECODER = """
+_RELOAD_PRETRAINED = """
 import transformers
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
-model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+model, loading = getattr(transformers, config.architectures[0]).from_pretrained(
     path, dtype="auto", output_loading_info=True, local_files_only=True)
-outputs = model.eval()(inputs).logits
-new = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False,
-       "pad_token_id": 0, "attention_mask": torch.ones_like(inputs[:1])}
-cached, plain = (model.generate(inputs[:1], use_cache=c, **new) for c in (True, False))
-facts["generates"] = cached.shape[1] == inputs.shape[1] + 4
-facts["agrees"] = torch.equal(cached, plain)
+outputs = model.eval()(inputs)[0]
+facts["agrees"] = True
+if model.can_generate():
+    new = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False,
+           "pad_token_id": 0, "attention_mask": torch.ones_like(inputs[:1])}
+    cached, plain = (model.generate(inputs[:1], use_cache=c, **new) for c in (True, False))
+    facts["generates"] = cached.shape[1] == inputs.shape[1] + 4
+    facts["agrees"] = torch.equal(cached, plain)
+    facts["use_cache"] = model.config.use_cache
 facts["missing"] = sorted(loading["missing_keys"])
 facts["unexpected"] = sorted(loading["unexpected_keys"])
-facts["use_cache"] = model.config.use_cache
 """
 
 _RELOAD_PROGRAM = """
@@ -201,15 +300,18 @@ print(json.dumps(facts))
 def export_spans(
     network: nn.Module, removed: Sequence[SpanResult], folder: Path, model: str, test: Subject
 ) -> str:
-    """Export a decoder without some spans.
+    """Export a network without some spans: for transformers, or for PyTorch if it has none.
 
-    See `export_decoder`.
+    See `export_pretrained` and `export_program`.
 
     Raises
     ------
     nlbench.RequestError
-        If a map of the stream stands in the network: no layer of a decoder can hold it.
+        If a map of the stream stands in a model of transformers: none of its layers can hold it.
     """
+    if pretrained_model(network) is None:
+        export_program(network, folder, test.inputs[:8])
+        return "reloaded by PyTorch alone"
     for span in removed:
         if span.chosen == "affine":
             costs = span.costs
@@ -221,29 +323,29 @@ def export_spans(
                 f"{advice}, and --map skip {costs['skip']}"
             )
     source = model_folder(model.removeprefix("hf/")) if model.startswith("hf/") else None
-    return export_decoder(network, folder, test.inputs, source)
+    return export_pretrained(network, folder, test.inputs, source)
 
 
-def export_decoder(
-    network: nn.Module, folder: Path, tokens: Tensor, source: Path | None = None
+def export_pretrained(
+    network: nn.Module, folder: Path, inputs: Tensor, source: Path | None = None
 ) -> str:
-    """Write a decoder to a new folder that transformers loads without nlbench.
+    """Write a model to a new folder that transformers loads without nlbench.
 
     Parameters
     ----------
     network : torch.nn.Module
-        A causal language model of transformers, or a module that contains one.
+        A model of transformers, or a module that contains one.
     folder : Path
         It appears only when everything is written and checked in another process.
-    tokens : integer tensor of shape (n, t)
-        Inputs for the check.
+    inputs : tensor of shape (n, ...)
+        Tokens or images for the check.
     source : Path, optional
-        Folder of the original, for its type of numbers, tokenizer and generation config.
+        Folder of the original, for its type of numbers, tokenizer and other settings.
 
     Returns
     -------
     str
-        Type of numbers, largest differences of logits, and what the source lacks.
+        Type of numbers, largest differences of outputs, and what the source lacks.
 
     Raises
     ------
@@ -251,32 +353,38 @@ def export_decoder(
         If the network isn't such a model, or the folder isn't empty, or the check fails.
     """
     model = pretrained_model(network)
-    if model is None or not model.can_generate():
-        raise RequestError(
-            "--export of spans takes language models of transformers that generate text; the "
-            f"network is a {type(network).__name__}"
-        )
+    name = type(network if model is None else model).__name__
+    if model is None or getattr(importlib.import_module("transformers"), name, None) is None:
+        raise RequestError(f"--export: transformers has no model {name}")
     settings = read_json(source / "config.json") if source else {}
-    dtype = str(settings.get("dtype") or settings.get("torch_dtype") or "float32")
-    plain = _rebuild(model, getattr(torch, dtype))
-    tokens = tokens[:2, :32].cpu()
+    dtype = getattr(torch, str(settings.get("dtype") or settings.get("torch_dtype") or "float32"))
+    plain, absent = _rebuild(model, dtype)
+    inputs = inputs[:2].cpu()
+    inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs[:, :32]
     with torch.no_grad():
-        logits = plain(tokens).logits
-        full = _rebuild(model, torch.float32)(tokens).logits
+        outputs = plain(inputs)[0]
+        exact = inputs.float() if inputs.is_floating_point() else inputs
+        full = _rebuild(model, torch.float32)[0](exact)[0]
     with new_folder(folder) as part:
         with quiet():
             plain.save_pretrained(part)
-        missing = _copy_files(source, part)
+        missing = _copy_files(source, part, model)
         for file in part.iterdir():
             file.chmod(0o644)
-        facts = _reload(_RELOAD_DECODER, part, tokens, logits)
-        _check(facts, logits, torch.finfo(plain.dtype).eps)
-    text = f"{dtype}, reloaded by transformers alone: logits differ by {facts['difference']:.2g}"
-    if rounding := float((logits - full).abs().max()):
-        text += f"; rounding to {dtype} changes logits by up to {rounding:.2g}"
+        facts = _reload(_RELOAD_PRETRAINED, part, inputs, outputs)
+        facts["missing"] = [name for name in facts["missing"] if name not in absent]
+        _check(facts, outputs, torch.finfo(dtype).eps)
+    name = str(dtype).removeprefix("torch.")
+    what = "logits" if model.can_generate() else "outputs"
+    text = f"{name}, reloaded by transformers alone: {what} differ by {facts['difference']:.2g}"
+    if rounding := float((outputs - full).abs().max()):
+        text += f"; rounding to {name} changes {what} by up to {rounding:.2g}"
     if not facts["agrees"]:
         # Ties of rounded logits may differ.
         text += "; generation differs with and without cache, by rounding"
+    if absent:
+        modules = sorted({name.partition(".")[0] for name in absent})
+        text += f"; transformers adds a random {', '.join(modules)}, which the network lacks"
     if missing:
         text += f"; without {' and '.join(missing)}, which the source lacks"
     return text
@@ -303,26 +411,45 @@ def new_folder(folder: Path) -> Iterator[Path]:
         part.rename(folder)
 
 
-def _rebuild(model: Any, dtype: torch.dtype) -> Any:
-    """Build the model anew from its configuration, with all its weights."""
-    settings = {
-        name: value
-        for name, value in model.config.to_dict().items()
-        if name not in ("quantization_config", "dtype", "torch_dtype", "_attn_implementation")
-    }
-    config = type(model.config)(**{**settings, "use_cache": True})
-    config.architectures = [type(model).__name__]
-    # Tables of rotary embeddings stay in float32, as when transformers loads a folder.
-    plain = type(model)._from_config(config, dtype=dtype)
-    # Every weight of the rebuilt model is in the state dict, and the other way round.
+UNEXPORTED_SETTINGS = (
+    *("quantization_config", "dtype", "torch_dtype", "_attn_implementation"),
+    # Of backbones; they follow from the number of blocks.
+    *("stage_names", "out_features", "out_indices"),
+)
+
+
+def _rebuild(model: Any, dtype: torch.dtype) -> tuple[Any, list[str]]:
+    """Build the model anew from its configuration, and name the weights that it lacks."""
+    settings = model.config.to_dict()
+    for name in UNEXPORTED_SETTINGS:
+        settings.pop(name, None)
+    if model.can_generate():
+        settings["use_cache"] = True
+    with quiet():
+        config = type(model.config)(**settings)
+        config.architectures = [type(model).__name__]
+        # Tables of rotary embeddings stay in float32, as when transformers loads a folder.
+        plain = type(model)._from_config(config, dtype=dtype)
+    names = set(plain.state_dict())
+    # A pooler, for example, is optional.
+    present = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    for path, module in list(plain.named_modules()):
+        for name in [name for name, _ in module.named_children()]:
+            if f"{path}.{name}".removeprefix(".") not in present:
+                setattr(module, name, None)
     plain.load_state_dict({name: tensor.cpu() for name, tensor in model.state_dict().items()})
-    return plain.eval()
+    return plain.eval(), sorted(names - set(plain.state_dict()))
 
 
-def _copy_files(source: Path | None, part: Path) -> list[str]:
-    """Copy the tokenizer and the generation config, and return what is missing."""
+def _copy_files(source: Path | None, part: Path, model: Any) -> list[str]:
+    """Copy the tokenizer and other settings of a model, and return what is missing."""
+    wanted: dict[str, Sequence[str]] = {"tokenizer": TOKENIZER_FILES}
+    if model.main_input_name == "pixel_values":
+        wanted = {"image settings": [IMAGES]}
+    if model.can_generate():
+        wanted["generation config"] = [GENERATION]
     missing = []
-    for what, names in (("tokenizer", TOKENIZER_FILES), ("generation config", (GENERATION,))):
+    for what, names in wanted.items():
         files = [source / name for name in names if source and (source / name).is_file()]
         for file in files:
             shutil.copyfile(file, part / file.name)
@@ -371,7 +498,10 @@ def export_calls(network: nn.Module, folder: Path, inputs: Tensor) -> str:
     inputs = inputs.to(next(network.parameters(), inputs).device)
     folded_network, folded, maps = fold_activations(network, inputs)
     export_program(folded_network, folder, inputs)
-    return f"{folded} of {maps} maps folded into the layers before them"
+    before, after = (sum(p.numel() for p in n.parameters()) for n in (network, folded_network))
+    return (
+        f"{folded} of {maps} maps folded into their neighbours, {before:,} → {after:,} parameters"
+    )
 
 
 def export_program(network: nn.Module, folder: Path, inputs: Tensor) -> float:

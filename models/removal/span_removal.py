@@ -200,8 +200,12 @@ class SpanRemoval:
                 )
             if removed.chosen != self._map:
                 is_known = self._map in removed.maps
-                reason = "costs more than skipping" if is_known else "isn't possible"
-                remarks.append(f"{removed.name} is skipped, since {self._map} {reason} there")
+                reason = (
+                    "costs more than skipping there"
+                    if is_known
+                    else "isn't possible: no layer before it adds its output to the stream as it is"
+                )
+                remarks.append(f"{removed.name} is skipped, since {self._map} {reason}")
         if len(self._inputs) < 2:
             remarks.append("one sample for evaluation: costs have no standard error")
         return list(dict.fromkeys(remarks))

@@ -43,6 +43,9 @@ ROWS_PER_COEFFICIENT = 16
 OUTPUT_TOLERANCE = 1e-4
 """Tolerance for the outputs of a plain network, relative to the largest one."""
 
+STREAM_TOLERANCE = 0.01
+"""Tolerance for what a layer adds to the stream, relative to the largest value."""
+
 RANK_TOLERANCE = 1e-12
 """Eigenvalues below this fraction of the largest one are taken as zero."""
 
@@ -352,17 +355,37 @@ class SpanEvaluation:
             return self._with_costs(self._fit(spans))
 
     def _folding_layer(self, span: Span) -> str | None:
-        """Return the path of the linear layer that a span's map folds into."""
+        """Return the path of the linear layer that a span's map folds into.
+
+        None if the layer's output isn't added to the stream as it is.
+        """
         if span.first == 0:
             return None
         before = f"{span.blocks}.{span.first - 1}"
         block = self.model.get_submodule(before)
+        start = span.place.call.path
         paths = [f"{before}.{path}" for path, _ in block.named_modules() if path]
-        with watch(self.model, outputs=paths) as (_, outputs):
-            self.model(self.inputs[:1].clone())
+        example = self.inputs[:1]
+        with watch(self.model, [start], paths) as (taken, outputs):
+            self.model(example.clone())
+        stream = taken[start]
         called = [path.removeprefix(f"{before}.") for path in outputs]
         path = last_linear(block, span.place.channels, called)
-        return None if path is None else f"{before}.{path}"
+        if path is None or outputs[f"{before}.{path}"].numel() != stream.numel():
+            return None
+        added = outputs[f"{before}.{path}"].reshape(stream.shape)
+        # Twice the output must add it to the stream once more.
+        layer = block.get_submodule(path)
+        handle = layer.register_forward_hook(lambda module, args, output: 2 * output)
+        try:
+            with watch(self.model, [start]) as (taken, _):
+                self.model(example.clone())
+        finally:
+            handle.remove()
+        error = (taken[start] - stream - added).abs().max()
+        rounding = 4 * torch.finfo(stream.dtype).eps * stream.abs().max()
+        is_added = error <= STREAM_TOLERANCE * added.abs().max() + rounding
+        return f"{before}.{path}" if is_added else None
 
     def _fit(self, spans: Sequence[Span]) -> list[SpanResult]:
         """Fit the maps of some spans, without costs."""
@@ -383,7 +406,7 @@ class SpanEvaluation:
                 y = returned[span.place.end.path]
                 fits[span]["affine"].add(x, x, y)
                 if layer is not None:
-                    fits[span]["fold"].add(returned[layer], x, y)
+                    fits[span]["fold"].add(returned[layer].reshape(x.shape), x, y)
         results = []
         for span, layer in layers.items():
             maps = {name: fit.fit() for name, fit in fits[span].items()}
@@ -433,6 +456,8 @@ class SpanEvaluation:
         between the layer that the map is folded into and the stream, or a layer that blocks share.
         """
         span = result.span
+        if map_name not in ("skip", *result.maps):
+            raise RequestError(f"--map {map_name} at {span.place.name} isn't possible")
         example = self.inputs[:2]
         expected = self.outputs(result, map_name, example)
         twin = rebound_copy(self.model).eval()
@@ -455,7 +480,7 @@ class SpanEvaluation:
             reason = "the network depends on these blocks"
             if map_name == "fold":
                 reason = (
-                    f"the output of {result.layer or 'the embedding'} isn't added to the stream as "
+                    f"the output of {result.layer or 'the embedding'} doesn't become the stream as "
                     "it is, which folding needs and --map skip does not"
                 )
             raise RequestError(
@@ -477,7 +502,7 @@ def _replaced(
     branch = branches.get(result.layer or "") if map_name == "fold" else None
 
     def new(x: Tensor) -> Tensor:
-        return x if fitted is None else x + fitted(x if branch is None else branch)
+        return x if fitted is None else x + fitted(x if branch is None else branch.reshape(x.shape))
 
     return validated_outputs(prefix.run(result.span.place, new), samples)
 

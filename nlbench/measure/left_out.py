@@ -122,8 +122,9 @@ class LeftOutAccumulators(LeftOut):
 class SiteReplicates:
     """Replicates of one site of a measure. An error leaves it without them."""
 
-    def __init__(self, measure: PooledMeasure) -> None:
+    def __init__(self, measure: PooledMeasure, accumulator: Accumulator) -> None:
         self._measure = measure
+        self._accumulator = accumulator
         self._state: LeftOut | None = None
         self._is_defined = True
         self._reason = ""
@@ -147,7 +148,7 @@ class SiteReplicates:
 
     def _add(self, observation: SiteBatch) -> None:
         if self._state is None:
-            self._state = self._measure.left_out()
+            self._state = self._measure.left_out(self._accumulator)
         assert observation.sources is not None
         self._state.add(observation, group_index(observation.sources.index))
 

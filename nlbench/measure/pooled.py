@@ -75,7 +75,7 @@ class _SiteState:
 
     def __init__(self, measure: PooledMeasure) -> None:
         self.accumulator = measure.accumulator()
-        self.replicates = SiteReplicates(measure) if measure.replicated else None
+        self.replicates = SiteReplicates(measure, self.accumulator) if measure.replicated else None
         self.count = 0
         self.rows: int | None = None  # Of tokens; None if rows are samples.
         self.missing: tuple[Status, str] | None = None
@@ -125,8 +125,8 @@ class PooledMeasure(Measure):
         """Update an accumulator with one batch, by default by calling `add` with `samples`."""
         accumulator.add(*self.samples(observation))
 
-    def left_out(self) -> LeftOut:
-        """Create the state for the replicates of one site."""
+    def left_out(self, accumulator: Any) -> LeftOut:
+        """Create the state for the replicates of one site, given its accumulator."""
         return LeftOutAccumulators(self)
 
     def reset(self) -> None:

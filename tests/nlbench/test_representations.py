@@ -47,6 +47,36 @@ def test_values_are_those_of_the_definition():
             assert similarity.values[i, j] == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    "x",
+    [
+        draw(5, 4).repeat(4, 1),
+        draw(20, 300),
+        draw(20, 4).half(),
+        draw(20, 4) * 1e30,
+        draw(20, 4).float() * 1e-30,
+        torch.cat([draw(20, 3), torch.full((20, 1), 1e4, dtype=torch.float64)], 1),
+        torch.randint(0, 5, (20, 4), generator=GENERATOR),
+        draw(20, 1),
+        draw(20, 3, 2, 2),
+    ],
+    ids=["copies", "wide", "half", "huge", "tiny", "constant", "integers", "column", "images"],
+)
+def test_odd_features_have_the_value_of_the_definition(x):
+    y = draw(20, 4)
+    similarity = cka_matrix({"x": x, "y": y})
+    rows = x.flatten(1).double()
+    rows = rows / rows.abs().max()
+    rows = rows - rows.mean(0)
+    k, l = (rows @ rows.T).numpy(), (y @ y.T).numpy()  # noqa: E741
+    expected = hsic_by_definition(k, l) / math.sqrt(
+        hsic_by_definition(k, k) * hsic_by_definition(l, l)
+    )
+    assert similarity.values[0, 1] == pytest.approx(expected, abs=1e-8)
+    assert np.diag(similarity.values) == pytest.approx([1, 1])
+    assert (abs(similarity.values) <= 1).all()
+
+
 def test_values_are_those_of_the_measure():
     sides = features()
     similarity = cka_matrix(sides, {"y": sides["relu"]})

@@ -1,17 +1,19 @@
-"""Decoders without spans of blocks load and generate with transformers alone."""
+"""Networks without spans of blocks load with transformers, or PyTorch, alone."""
 
 import json
 import re
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from nlbench.cli.app import main
 from nlbench.errors import RequestError
-from nlbench.models.removal.export import export_decoder
+from nlbench.models.removal.export import export_pretrained, export_spans
 from nlbench.models.removal.span_removal import find_span
 from nlbench.models.removal.spans import (
     SpanEvaluation,
@@ -145,7 +147,7 @@ def test_span_from_block_0_unties_the_head(monkeypatch, tmp_path):
     network = shortened(model, "0-1", "fold")
     assert not has_tied_head(network)
     assert has_tied_head(model)
-    report = export_decoder(network, tmp_path / "pruned", TOKENS)
+    report = export_pretrained(network, tmp_path / "pruned", TOKENS)
     assert "without tokenizer and generation config" in report
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "pruned").eval()
     with torch.no_grad():
@@ -162,10 +164,10 @@ def test_folds_of_gpt2_keep_the_weights_layout():
     assert pretrained_model(model).config.n_layer == 4
 
 
-def test_norm_between_mlp_and_stream_refuses_fold():
+def test_norm_between_mlp_and_stream_prevents_fold():
     model = with_logits(tiny("Gemma2", **SHAPE, intermediate_size=32, num_key_value_heads=1,
                              head_dim=8))  # fmt: skip
-    with pytest.raises(RequestError, match="isn't added to the stream as it is"):
+    with pytest.raises(RequestError, match="--map fold"):
         shortened(model, "1-2", "fold")
     config = pretrained_model(shortened(model, "1-2", "skip")).config
     assert len(config.layer_types) == config.num_hidden_layers == 3
@@ -175,7 +177,7 @@ def test_export_replaces_no_folder(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     network = with_logits(tiny("Llama", **LLAMA))
     with pytest.raises(RequestError, match="isn't empty"):
-        export_decoder(network, tmp_path, TOKENS)
+        export_pretrained(network, tmp_path, TOKENS)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -185,10 +187,84 @@ def test_failed_export_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr("nlbench.models.removal.export._reload", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        export_decoder(with_logits(tiny("Llama", **LLAMA)), tmp_path / "pruned", TOKENS)
+        export_pretrained(with_logits(tiny("Llama", **LLAMA)), tmp_path / "pruned", TOKENS)
     assert not list(tmp_path.iterdir())
 
 
-def test_network_that_is_no_decoder_is_refused(tmp_path):
-    with pytest.raises(RequestError, match="language models of transformers"):
-        export_decoder(torch.nn.ReLU(), tmp_path / "pruned", TOKENS)
+def test_network_without_a_pretrained_model_is_refused(tmp_path):
+    with pytest.raises(RequestError, match="no model ReLU"):
+        export_pretrained(torch.nn.ReLU(), tmp_path / "pruned", TOKENS)
+
+
+def reload_here(script, path, inputs, outputs):
+    """Load an export in this process, since another one takes seconds."""
+    kind = getattr(transformers, json.loads((path / "config.json").read_text())["architectures"][0])
+    model, loading = kind.from_pretrained(path, dtype="auto", output_loading_info=True)
+    with torch.no_grad():
+        difference = float((model.eval()(inputs)[0] - outputs).abs().max())
+        facts = {"agrees": True, "difference": difference}
+        if model.can_generate():
+            new = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+            texts = [model.generate(inputs[:1], use_cache=cache, **new) for cache in (True, False)]
+            facts["agrees"] = torch.equal(*texts)
+            facts["generates"] = len(texts[0][0]) == len(inputs[0]) + 4
+    keys = ("missing_keys", "unexpected_keys")
+    return facts | {key.partition("_")[0]: sorted(loading[key]) for key in keys}
+
+
+SIZES = {**SHAPE, "intermediate_size": 32, "max_position_embeddings": 64}
+GROUPED = {**SIZES, "num_key_value_heads": 1}
+IMAGES = {**SIZES, "image_size": 16, "patch_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "maps"),
+    [
+        ("MistralForCausalLM", GROUPED, {"skip", "fold"}),
+        ("Qwen2ForCausalLM", GROUPED, {"skip", "fold"}),
+        ("GemmaForCausalLM", {**GROUPED, "head_dim": 8}, {"skip", "fold"}),
+        ("Gemma3ForCausalLM", {**GROUPED, "head_dim": 8}, {"skip"}),
+        ("GPTNeoXForCausalLM", SIZES, {"skip", "fold"}),
+        ("OPTForCausalLM", {**SIZES, "ffn_dim": 32, "word_embed_proj_dim": 16}, {"skip", "fold"}),
+        ("MixtralForCausalLM", {**GROUPED, "num_local_experts": 2}, {"skip"}),
+        ("BertModel", SIZES, {"skip"}),
+        ("BertForMaskedLM", SIZES, {"skip"}),
+        ("ViTModel", IMAGES, {"skip", "fold"}),
+        ("ViTForImageClassification", IMAGES, {"skip", "fold"}),
+    ],
+)
+def test_architectures_reload_without_blocks(name, settings, maps, tmp_path, monkeypatch):
+    monkeypatch.setattr("nlbench.models.removal.export._reload", reload_here)
+    torch.manual_seed(0)
+    kind = getattr(transformers, name)
+    options = {"add_pooling_layer": False} if name in ("BertModel", "ViTModel") else {}
+    model = kind(kind.config_class(**settings), **options).eval()
+    model.register_forward_hook(lambda module, args, output: output[0])
+    inputs = torch.randn(8, 3, 16, 16) if "ViT" in name else TOKENS
+    evaluation = SpanEvaluation(model, inputs, inputs, None)
+    result = evaluation.evaluate([find_span(model, inputs[:2], "1-2")])[0]
+    assert set(result.costs) == maps | {"affine"}
+    for map_name in maps:
+        network = evaluation.network(result, map_name)
+        report = export_pretrained(network, tmp_path / map_name, inputs)
+        assert ("random pooler" in report) == bool(options)
+        loaded = kind.from_pretrained(tmp_path / map_name).eval()
+        assert loaded.config.num_hidden_layers == 3
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(inputs)[0], network(inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_network_of_pytorch_is_exported_as_program(tmp_path):
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True, norm_first=True)
+    network = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).eval()
+    inputs = torch.randn(8, 5, 8)
+    evaluation = SpanEvaluation(network, inputs, inputs, None)
+    result = evaluation.evaluate([find_span(network, inputs[:2], "1-2")])[0]
+    shorter = evaluation.network(result, "fold")
+    removed = [replace(result, chosen="fold")]
+    subject = SimpleNamespace(inputs=inputs)
+    assert "PyTorch alone" in export_spans(shorter, removed, tmp_path / "new", "own", subject)
+    program = torch.export.load(tmp_path / "new" / "network.pt2").module()
+    with torch.no_grad():
+        torch.testing.assert_close(program(inputs), shorter(inputs), rtol=1e-4, atol=1e-5)

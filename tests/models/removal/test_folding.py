@@ -1,5 +1,6 @@
 """Maps of removed activations are folded where that is exact, and exported for PyTorch alone."""
 
+import itertools
 import sys
 
 import pytest
@@ -102,6 +103,85 @@ def test_plain_batch_norm_keeps_its_map():
     check(nn.Sequential(nn.BatchNorm2d(3, affine=False), affine(3)), IMAGES, folded=0)
 
 
+class Padded(nn.Module):
+    """A map between a sum, which can't hold it, and a convolution."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        self.act, self.conv = affine(3), nn.Conv2d(3, 6, **settings)
+
+    def forward(self, x):
+        return self.conv(self.act(x + 1))
+
+
+@pytest.mark.parametrize("has_intercept", [True, False])
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
+@pytest.mark.parametrize(
+    ("kernel", "padding", "stride", "groups", "bias"),
+    [(3, 0, 1, 1, True), (3, 1, 1, 3, False), (1, 1, 2, 1, True), (5, "same", 1, 1, True)],
+)
+def test_map_before_a_convolution_folds_unless_zeros_are_padded(
+    kernel, padding, stride, groups, bias, mode, has_intercept
+):
+    torch.manual_seed(0)
+    network = Padded(kernel_size=kernel, padding=padding, stride=stride, groups=groups, bias=bias,
+                     padding_mode=mode)  # fmt: skip
+    if not has_intercept:
+        nn.init.zeros_(network.act.bias)
+    is_exact = padding == 0 or not has_intercept or mode != "zeros"
+    check(network, IMAGES, folded=int(is_exact))
+
+
+def test_map_before_a_linear_layer_folds():
+    torch.manual_seed(0)
+    check(nn.Sequential(nn.ReLU(), affine(9, -1), nn.Linear(9, 4, bias=False)), IMAGES, folded=1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "merges"),
+    [
+        ({"kernel_size": 3, "padding": 1}, {"kernel_size": 1}, True),
+        ({"kernel_size": 3, "padding": 1, "padding_mode": "circular"}, {"kernel_size": 1}, True),
+        ({"kernel_size": 3, "stride": 2}, {"kernel_size": 1, "stride": 2, "bias": False}, True),
+        ({"kernel_size": 1, "bias": False}, {"kernel_size": 3}, True),
+        # Padding of the second convolution doesn't pass the first one.
+        ({"kernel_size": 1}, {"kernel_size": 3, "padding": 1}, False),
+        ({"kernel_size": 3, "padding": 1}, {"kernel_size": 3, "padding": 1}, False),
+        # A larger kernel has more weights.
+        ({"kernel_size": 3, "stride": 3}, {"kernel_size": 3}, False),
+        ({"kernel_size": 3, "groups": 2}, {"kernel_size": 1}, False),
+        ({"kernel_size": 3, "dilation": 2}, {"kernel_size": 1}, False),
+    ],
+)
+def test_convolutions_merge_where_that_is_exact_and_smaller(first, second, merges):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(4, 6, **first), affine(6), nn.Conv2d(6, 5, **second))
+    twin = check(network, torch.randn(2, 4, 13, 13), folded=1)
+    assert sum(isinstance(module, nn.Conv2d) for module in twin.modules()) == 2 - merges
+    count = sum(p.numel() for p in twin.parameters())
+    assert count < sum(p.numel() for p in network.parameters())
+
+
+def test_linear_layers_merge_in_a_chain():
+    torch.manual_seed(0)
+    widths = (5, 40, 40, 3)
+    layers = [[nn.Linear(a, b), affine(b)] for a, b in itertools.pairwise(widths)]
+    twin = check(nn.Sequential(*itertools.chain(*layers)), torch.randn(7, 5), folded=3)
+    assert sum(p.numel() for p in twin.parameters()) == 5 * 3 + 3
+
+
+def test_bottleneck_is_not_merged():
+    network = nn.Sequential(nn.Linear(40, 2), affine(2), nn.Linear(2, 40))
+    twin = check(network, torch.randn(7, 40), folded=1)
+    assert sum(isinstance(module, nn.Linear) for module in twin.modules()) == 2
+
+
+def test_layers_without_a_removed_map_stay():
+    network = nn.Sequential(nn.Linear(3, 40), nn.Linear(40, 3), affine(3))
+    twin = check(network, torch.randn(7, 3), folded=1)
+    assert isinstance(twin[0], nn.Linear)
+
+
 def test_program_loads_without_nlbench(tmp_path):
     torch.manual_seed(0)
     network = TwoReaders().eval()
@@ -124,5 +204,5 @@ def test_command_exports_activations(monkeypatch, tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 0
-    assert "maps folded into the layers before them" in capsys.readouterr().out
+    assert "maps folded into their neighbours" in capsys.readouterr().out
     assert {path.name for path in folder.iterdir()} == {"network.pt2", "network.safetensors"}

@@ -155,9 +155,11 @@ def test_ignored_labels_do_not_count():
     assert costs["skip"].mean == pytest.approx(float(loss - base), abs=1e-5)
 
 
-def test_norm_after_the_stream_refuses_fold():
+def test_norm_after_the_stream_prevents_fold():
     evaluation, result = judged(decoder(norm=nn.LayerNorm(6)), "1-2")
-    with pytest.raises(RequestError, match=r"layers\.0\.down isn't added to the stream"):
+    assert set(result.costs) == {"skip", "affine"}
+    assert result.choose("fold") == "skip"
+    with pytest.raises(RequestError, match="--map fold"):
         evaluation.network(result, "fold")
 
 
