@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autodiff import is_vmapped
-from .function_calls import FunctionCall
+from .function_calls import FunctionCall, is_vmapped
 from .operations import axis_rule
 
 GONE = -1
