@@ -13,7 +13,7 @@ from torch.nn import functional
 from nlbench.citation import Source
 from nlbench.errors import RequestError
 from nlbench.subjects.data import Dataset
-from nlbench.subjects.own_data import InMemoryItems
+from nlbench.subjects.samples import InMemoryItems
 
 TEST_IMAGES = 512
 

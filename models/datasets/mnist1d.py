@@ -13,7 +13,7 @@ from nlbench.errors import RequestError
 from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.registry import version_of
 from nlbench.subjects.data import Dataset, dataset
-from nlbench.subjects.own_data import InMemoryItems
+from nlbench.subjects.samples import InMemoryItems
 
 
 def _fingerprint() -> str:

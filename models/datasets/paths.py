@@ -121,7 +121,8 @@ def _table(path: Path, name: str, label: str) -> Dataset:
     """Read a table of numbers, with the labels in one column."""
     import torch
 
-    from nlbench.subjects.own_data import InMemoryItems, make_dataset
+    from nlbench.subjects.own_data import make_dataset
+    from nlbench.subjects.samples import InMemoryItems
 
     frame = _read_table(path, name)
     if not len(frame):

@@ -12,7 +12,7 @@ from torch.nn import functional
 from nlbench.citation import Source
 from nlbench.options import Option
 from nlbench.subjects.data import Dataset, dataset
-from nlbench.subjects.own_data import InMemoryItems
+from nlbench.subjects.samples import InMemoryItems
 from nlbench.subjects.weights import read_checkpoint
 
 from .catalogue import Member

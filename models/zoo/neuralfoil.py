@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nlbench.citation import Source
 from nlbench.options import Option
 from nlbench.subjects.data import Dataset, dataset
-from nlbench.subjects.own_data import InMemoryItems
+from nlbench.subjects.samples import InMemoryItems
 
 from .catalogue import MEMBERS, Member, PackagedFile
 

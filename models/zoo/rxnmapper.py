@@ -16,7 +16,7 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError
 from nlbench.options import Option
 from nlbench.subjects.data import Dataset, dataset
-from nlbench.subjects.own_data import InMemoryItems
+from nlbench.subjects.samples import InMemoryItems
 from nlbench.subjects.weights import read_checkpoint
 
 from .catalogue import MEMBERS, Member, PackagedFile

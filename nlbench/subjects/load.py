@@ -226,7 +226,7 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     model, metadata = source.build()
     _, output = split_output(dict(spec.arguments), source.info)
     dataset = bind_arguments(dataset, model)
-    model.register_forward_hook(OutputChoice(output_function(output) or output))
+    model.register_forward_hook(OutputChoice(output_function(output) or output if output else ""))
     model.to(device).eval()
     sample, stream = draw(dataset, spec.samples, split=spec.split, seed=spec.seed, model=model)
     images = sample.images if len(dataset.shape) == 3 and sample.images.ndim == 4 else None

@@ -20,35 +20,12 @@ from nlbench.introspection.random_state import RandomStream
 
 from .data import Dataset, Items
 from .inputs import LABEL_KEYS, BatchReader, is_identifier
-from .samples import MAX_SAMPLE_BYTES, joined
+from .samples import MAX_SAMPLE_BYTES, InMemoryItems, joined
 
 Read = Callable[[Any], tuple[Tensor, Tensor | None]]
 """Returns the inputs of a batch, and its labels if they are class indices."""
 
 _NO_LABELS = "; labels that are no class indices are left out"
-
-
-class InMemoryItems(TorchDataset[tuple[Tensor, int]]):
-    """Rows of a tensor with their labels, which are 0 if there are none."""
-
-    def __init__(self, rows: Tensor, labels: Any = None) -> None:
-        self.rows = rows
-        self.labels = torch.as_tensor([0] * len(rows) if labels is None else labels)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.rows[index], int(self.labels[index])
-
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
-        """Return several rows."""
-        chosen = torch.as_tensor(indices)
-        return list(zip(self.rows[chosen], self.labels[chosen].tolist(), strict=True))
-
-    def read_labels(self) -> list[int]:
-        """Return all labels."""
-        return [int(label) for label in self.labels]
 
 
 class ForeignItems(TorchDataset[tuple[Tensor, int]]):

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError
 from nlbench.introspection.distinct_rows import DistinctRows
@@ -28,6 +29,29 @@ READ_BATCH = 128
 
 ReadBatch: TypeAlias = tuple[Tensor, Tensor | None]
 """The inputs of a batch, and its labels if there are any."""
+
+
+class InMemoryItems(TorchDataset[tuple[Tensor, int]]):
+    """Rows of a tensor with their labels, which are 0 if there are none."""
+
+    def __init__(self, rows: Tensor, labels: Any = None) -> None:
+        self.rows = rows
+        self.labels = torch.as_tensor([0] * len(rows) if labels is None else labels)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.rows[index], int(self.labels[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
+        """Return several rows."""
+        chosen = torch.as_tensor(indices)
+        return list(zip(self.rows[chosen], self.labels[chosen].tolist(), strict=True))
+
+    def read_labels(self) -> list[int]:
+        """Return all labels."""
+        return [int(label) for label in self.labels]
 
 
 def joined(parts: Iterable[ReadBatch]) -> ReadBatch:

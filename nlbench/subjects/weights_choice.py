@@ -60,7 +60,8 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
     choice = _choose(spec, info)
     version = info.fingerprint() if info.fingerprint else ""
     _, output = split_output(dict(spec.arguments), info)
-    return replace(choice, model=" ".join(filter(None, [version, output_version(output)])))
+    versions = [version, output_version(output)] if output else [version]
+    return replace(choice, model=" ".join(filter(None, versions)))
 
 
 def _choose(spec: SubjectSpec, info: ModelInfo) -> WeightsChoice:

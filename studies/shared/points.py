@@ -71,7 +71,7 @@ def curves(target: str = "sine", k: int = 1) -> Dataset:
     import torch
 
     from nlbench.models.datasets.regression import RegressionDataset
-    from nlbench.subjects.own_data import InMemoryItems
+    from nlbench.subjects.samples import InMemoryItems
 
     if target == "sine" and k == 0:
         raise RequestError("curves.k: a sine with 0 periods is constant; expected at least 1")
@@ -112,7 +112,7 @@ def spirals(turns: float = 1.0, arms: int = 3, spread: float = 0.25) -> Dataset:
     """
     import torch
 
-    from nlbench.subjects.own_data import InMemoryItems
+    from nlbench.subjects.samples import InMemoryItems
 
     def draw(count: int, seed: int) -> InMemoryItems:
         generator = torch.Generator().manual_seed(seed)
@@ -317,7 +317,7 @@ def _unlabelled_dataset(
     name: str, rows: Tensor, classes: int, preprocessing: str, source: Source
 ) -> Dataset:
     """Build an unlabelled dataset whose splits both contain all points."""
-    from nlbench.subjects.own_data import InMemoryItems
+    from nlbench.subjects.samples import InMemoryItems
 
     items = InMemoryItems(rows)
     return Dataset(
