@@ -4,7 +4,8 @@ Overlapping windows of a pooling layer sometimes have the same leader. The units
 equal and cross together, but differ elsewhere, so they are not copies. The crossings within a step
 are compared by the units' distances from their kinks at both ends of the step: units that agree at
 both ends, or in the ratio of the two distances, cross at the same position. Units that agree at
-only one end may do so, since their common cause may end before or after the crossing.
+only one end may do so: a unit that bends where another does has other distances behind the bend.
+They are compared where one of them is expected to cross.
 
 A distance that units of a layer have at several nodes is flat: their inputs are inactive or
 saturated. Agreement in a flat distance is not evidence of a common cause.
@@ -25,6 +26,8 @@ from .copies import MAX_COMPARED_ROUNDING, UNKNOWN, CrossingLog, clusters, join_
 
 EQUAL_NOISE = 0.25
 """Tolerance for equal values, in units of their noise: one epsilon of the layer's largest value."""
+COMPARED_NOISE = 8
+"""Maximum distance from the kink, in units of the noise, at which a unit counts as crossing."""
 MAX_TIE_ROUNDING = 1e-3
 """Maximum rounding error of a distance, relative to its change in a step, for resolving ties."""
 
@@ -67,6 +70,8 @@ class CrossingTable:
         self._values[side, :, entry] = values.T
         self._noise = noise.new_zeros(count)
         self._noise[entry] = noise
+        # Crossings in one step with one label coincide; -1 where they have not been compared.
+        self._labels = entry.new_full((count,), -1)
 
     def select(self, indices: Sequence[int]) -> None:
         """Keep only the given segments."""
@@ -76,7 +81,8 @@ class CrossingTable:
         self._crossings[0] = position[segment] * self.steps + step
         is_kept = position[segment] >= 0
         self._crossings, self._values = self._crossings[:, is_kept], self._values[..., is_kept]
-        self._noise, self.segments = self._noise[is_kept], len(indices)
+        self._noise, self._labels = self._noise[is_kept], self._labels[is_kept]
+        self.segments = len(indices)
 
     def halve(self, log: CrossingLog) -> None:
         """Replace the crossings with those of the halved grid, logged in the middles of steps."""
@@ -88,6 +94,9 @@ class CrossingTable:
         other = 1 - side[known]
         values[other, :, known] = self._values[other, :, entry]
         values[side, :, torch.arange(len(side))] = middle.T
+        labels = torch.full_like(side, -1)
+        labels[known] = self._labels[entry]
+        self._labels = labels
         self.steps *= 2
         self._crossings, self._values, self._noise = crossings, values, noise
 
@@ -103,6 +112,54 @@ class CrossingTable:
         crossings, values, _ = log.columns()
         known, entry = self._entries(crossings)
         self._values[crossings[0, known] % 2, :, entry] = values.T[known]
+
+    def positions_to_compare(self, segments: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return positions in steps, and the crossings of segments that are expected there.
+
+        They are the positions of crossings that may coincide with others.
+        """
+        is_spurious = self._is_spurious_switch()
+        certain, possible = self._join(is_spurious)
+        is_first = certain == torch.arange(len(certain))
+        size = torch.bincount(possible[is_first], minlength=len(certain))
+        gaps = self._gaps()
+        is_known = ~is_spurious & (gaps < UNKNOWN).all(0) & (gaps.sum(0) > 0)
+        is_chosen = torch.isin(self._crossings[0] // self.steps, torch.tensor(segments))
+        (crossing,) = (is_first & (size[possible] > 1) & is_known & is_chosen).nonzero().unbind(1)
+        fraction = gaps[0, crossing] / gaps[:, crossing].sum(0)
+        return self._crossings[0, crossing] + fraction, crossing
+
+    def compare(self, log: CrossingLog, expected: Tensor) -> None:
+        """Join the crossings that coincide at compared positions.
+
+        Parameters
+        ----------
+        log : CrossingLog
+            Contains, for each position, all crossings of its step. Intervals are the positions'
+            indices.
+        expected : int64 tensor
+            See `positions_to_compare`.
+        """
+        crossings, values, noise = log.columns()
+        certain, possible = self._join(self._is_spurious_switch())
+        first = expected[crossings[0]]
+        crossings[0] = 2 * self._crossings[0, first]
+        known, entry = self._entries(crossings)
+        first = first[known]
+        distance = values[0, known] - self._has_windows[crossings[1, known]] * values[1, known]
+        is_met = distance.abs() <= COMPARED_NOISE * noise[known]
+        is_met &= possible[entry] == possible[first]
+        # A crossing that is elsewhere than expected says nothing about the others.
+        is_as_expected = torch.zeros(len(possible), dtype=torch.bool)
+        is_as_expected[entry[is_met & (entry == first)]] = True
+        is_met &= is_as_expected[first]
+        entry, first = entry[is_met], first[is_met]
+        root = torch.arange(len(possible))
+        root.scatter_reduce_(0, first, entry, "amin")
+        root.scatter_reduce_(0, entry, root[first], "amin")
+        is_labelled = self._labels >= 0
+        is_labelled[entry] = True
+        self._labels = torch.where(is_labelled, join_clusters(root, certain), -1)
 
     def _entries(self, crossings: Tensor) -> tuple[Tensor, Tensor]:
         """Return the indices of logged crossings that are in the table, and their entries."""
@@ -161,6 +218,7 @@ class CrossingTable:
         def agree(group: Tensor, values: Tensor, noise: Tensor, is_compared: Tensor) -> Tensor:
             return clusters(group, values, noise, is_compared & ~is_spurious)
 
+        is_compared = self._labels >= 0
         ends = values.flatten(0, 1).T
         gaps = self._gaps()
         width = gaps.sum(0).clamp(min=torch.finfo(gaps.dtype).tiny)
@@ -169,24 +227,29 @@ class CrossingTable:
         certain = join_clusters(
             agree(step_and_kind, ends, noise, has_evidence),
             agree(step, (gaps[0] / width)[:, None], accuracy, is_precise),
+            agree(step, self._labels.double()[:, None], torch.zeros_like(noise), is_compared),
         )
         possible = join_clusters(
             certain,
-            agree(step_and_kind, values[0].T, noise, ~is_flat[0]),
-            agree(step_and_kind, values[1].T, noise, ~is_flat[1]),
-            agree(step_and_kind, ends, noise, ~has_evidence),
+            agree(step_and_kind, values[0].T, noise, ~is_flat[0] & ~is_compared),
+            agree(step_and_kind, values[1].T, noise, ~is_flat[1] & ~is_compared),
+            agree(step_and_kind, ends, noise, ~has_evidence & ~is_compared),
         )
         return certain, possible
 
     def _is_spurious_switch(self) -> Tensor:
-        """Return a mask of switches whose members are equal at an end or may both have rested."""
+        """Return a mask of switches whose members are equal at an end or may both have rested.
+
+        At one end, they must differ clearly at the other.
+        """
         values, gaps = self._values, self._gaps()
         is_known = values[:, 0] != UNKNOWN
         # The value, at each end, of the leader at the other end.
         others = torch.stack([values[0, 1], values[1, 0]])
         rests = torch.isin(others, self._resting_values) & is_known
         is_resolved = self._noise <= MAX_TIE_ROUNDING * gaps.sum(0)
-        return (gaps <= self._noise).any(0) & is_resolved | (rests | ~is_known).all(0)
+        is_equal = gaps <= self._noise
+        return is_equal.any(0) & is_resolved | is_equal.all(0) | (rests | ~is_known).all(0)
 
     def _gaps(self) -> Tensor:
         """Return the distances from the kink, or between the leaders, at both ends, (2, m)."""

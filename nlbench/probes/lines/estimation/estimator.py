@@ -301,7 +301,10 @@ def _estimate(
         states.append(_SegmentState(evaluator, (start, end), rounding))
     active, tolerance = list(states), options.tolerance
     group = GridGroup(
-        evaluator, [state.segment for state in states], [state.rounding for state in states]
+        evaluator,
+        [state.segment for state in states],
+        [state.rounding for state in states],
+        functools.partial(evaluator_in, torch.float64),
     )
     group.begin()
     kinds = {type(pieces) for pieces in evaluator.piecewise.pieces.values()}
@@ -314,20 +317,34 @@ def _estimate(
             2 * group.pattern_bytes * 2 > evaluator.budget / 2
         )
         if group.steps == COST_PROBE_STEPS and is_last and options.counts:
-            _exclude_copies(group, active, evaluator_in(torch.float64))
+            _exclude_copies(group, active)
         if group.steps == COST_PROBE_STEPS and not options.counts:
             is_last = True
-        # Counting requires no other transfer from the device.
-        counts, undecided = group.counts()
+        estimates = _estimate_crossings(group, miscounted, paired_fraction)
+        doubtful = [
+            i
+            for i, estimate in enumerate(estimates)
+            if group.steps >= MIN_STEPS
+            and group.doubtful[i]
+            and (is_last or estimate.is_resolved(tolerance, float(group.doubtful[i])))
+        ]
+        if doubtful:
+            group.look_again(doubtful)
+            estimates = _estimate_crossings(group, miscounted, paired_fraction)
+            for i in doubtful:
+                # Single precision can't tell if members of a window are equal at a node.
+                is_known = estimates[i].is_resolved(tolerance)
+                if options.may_be_imprecise and group.doubtful[i] and not is_known:
+                    active[i].has_ties = True
+                    active[i].extra_evaluations += group.steps - COST_PROBE_STEPS
         unfinished = []
-        repeats = group.doubtful.tolist()
         for i, state in enumerate(active):
             state.extra_evaluations += int(group.evaluated_again[i])
-            state.crossings = CrossingEstimate.of(
-                counts[:, i], undecided[i], miscounted, repeats[i], paired_fraction
-            )
+            state.crossings = estimates[i]
             state.values = group.values[i]
-            if group.steps == COST_PROBE_STEPS and _needs_other_method(state, options):
+            if state.has_ties or (
+                group.steps == COST_PROBE_STEPS and _needs_other_method(state, options)
+            ):
                 continue
             is_known = state.crossings.is_resolved(tolerance) and (
                 group.steps >= PAIR_SEARCH_STEPS or state.crossings.is_settled(tolerance)
@@ -344,7 +361,7 @@ def _estimate(
                 for state in active:
                     state.has_ties = True
                 break
-            _exclude_copies(group, active, evaluator_in(torch.float64))
+            _exclude_copies(group, active)
             if evaluator.piecewise.may_coincide:
                 unfinished = _compare_crossings(group, active, options)
                 if not unfinished:
@@ -361,11 +378,22 @@ def _estimate(
     return states
 
 
-def _exclude_copies(group: GridGroup, states: Sequence[_SegmentState], precise: Evaluator) -> None:
-    group.exclude_copies(precise)
+def _estimate_crossings(
+    group: GridGroup, miscounted: float, paired_fraction: float
+) -> list[CrossingEstimate]:
+    # Counting requires no other transfer from the device.
+    counts, undecided = group.counts()
+    return [
+        CrossingEstimate.of(counts[:, i], undecided[i], miscounted, repeated, paired_fraction)
+        for i, repeated in enumerate(group.doubtful.tolist())
+    ]
+
+
+def _exclude_copies(group: GridGroup, states: Sequence[_SegmentState]) -> None:
+    group.exclude_copies()
     for state in states:
         # Both ends are evaluated again in double precision.
-        ends = 0 if state.evaluator is precise else 2
+        ends = 0 if state.evaluator.dtype == torch.float64 else 2
         state.extra_evaluations += len(COMPARED_STEPS) + ends
 
 

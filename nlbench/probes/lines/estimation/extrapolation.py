@@ -110,13 +110,14 @@ class CrossingEstimate:
         """Return True if the error is within the tolerance."""
         return self.error <= tolerance * self.total
 
-    def is_resolved(self, tolerance: float) -> bool:
+    def is_resolved(self, tolerance: float, decided: float = 0.0) -> bool:
         """Return True if further halving would not bring the error within the tolerance.
 
-        This is so once it is within it, or where what halving reduces is the smaller part. The
-        search for a pair has a limit of its own.
+        `decided` is a part of `scatter` that is left out. This is so once it is within it, or where
+        what halving reduces is the smaller part. The search for a pair has a limit of its own.
         """
-        return self.scatter <= max(tolerance * self.total - self.fixed, self.fixed, self.pair)
+        scatter = self.scatter - decided
+        return scatter <= max(tolerance * self.total - self.fixed, self.fixed, self.pair)
 
     def is_settled(self, tolerance: float) -> bool:
         """Return True if missing a pair of crossings would be within the tolerance."""

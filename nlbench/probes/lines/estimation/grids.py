@@ -14,6 +14,7 @@ one side only, so that a crossing near it would be lost.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -108,6 +109,8 @@ class GridGroup:
     segments : sequence of (start, end)
     rounding : sequence of MeasuredRounding
         In the middle of each segment.
+    precise : callable
+        Returns the evaluator in double precision.
 
     Attributes
     ----------
@@ -117,7 +120,7 @@ class GridGroup:
     undecided : tensor of shape (s,)
         Number of windows whose leader is unknown, summed over the nodes.
     evaluated_again : int64 tensor of shape (s,)
-        Number of nodes that the last halving evaluated a second time.
+        Number of points evaluated since the last halving apart from its own.
     """
 
     def __init__(
@@ -125,8 +128,10 @@ class GridGroup:
         evaluator: Evaluator,
         segments: Sequence[Segment],
         rounding: Sequence[MeasuredRounding],
+        precise: Callable[[], Evaluator],
     ) -> None:
-        self._evaluator, piecewise = evaluator, evaluator.piecewise
+        self._evaluator, self._precise = evaluator, precise
+        piecewise = evaluator.piecewise
         self._first_steps = piecewise.first_steps
         self._site_index = piecewise.site_index
         self._starts = torch.stack([start for start, _ in segments])
@@ -187,20 +192,26 @@ class GridGroup:
 
     def halve(self) -> None:
         """Evaluate the middle of each step."""
-        self._with_capacity(self._evaluate_middles)
-        if self._table is not None:
+        self.evaluated_again = torch.zeros(len(self), dtype=torch.int64)
+        log = self._with_capacity(self._evaluate_middles)
+        if self._table is None:
+            self._remove_repeated(log)
+        else:
             self._with_capacity(self._evaluate_unknown_ends)
             switches, self.doubtful, _ = self._table.counts()
             self._switches.append(switches)
 
-    def _with_capacity(self, evaluate: Callable[[CrossingLog, CrossingLog], None]) -> None:
-        """Evaluate, retrying with more capacity while a log overflows; nothing is stored then."""
+    def _with_capacity(self, evaluate: Callable[[CrossingLog, CrossingLog], None]) -> CrossingLog:
+        """Evaluate, retrying with more capacity while a log overflows; nothing is stored then.
+
+        Returns the log of crossings.
+        """
         while True:
             crossings, switches = CrossingLog(self._capacity), CrossingLog(self._capacity)
             evaluate(crossings, switches)
             needed = max(crossings.needed, switches.needed)
             if needed <= self._capacity:
-                return
+                return crossings
             self._capacity = 2 * needed
 
     def _evaluate_first_grid(self, crossings: CrossingLog, switches: CrossingLog) -> None:
@@ -270,7 +281,10 @@ class GridGroup:
         self._log_at_nodes(crossings, nodes.to(self._device))
         if crossings.needed <= self._capacity:
             self._table.complete(crossings)
-            self.evaluated_again = torch.bincount(nodes // (self.steps + 1), minlength=len(self))
+            self._add_evaluations(nodes // (self.steps + 1))
+
+    def _add_evaluations(self, owner: Tensor) -> None:
+        self.evaluated_again += torch.bincount(owner.cpu(), minlength=len(self))
 
     def _log_at_nodes(self, crossings: CrossingLog, nodes: Tensor) -> None:
         """Log the crossings of the steps on both sides of nodes (P,), with the values there.
@@ -287,20 +301,34 @@ class GridGroup:
                 # A node is the left end of one step and the right end of another.
                 left, right = (i - side).clamp(min=0), (i - side + 1).clamp(max=steps)
                 interval = 2 * (s * steps + left) + side
-                if isinstance(pattern, Windows):
-                    leads = self._leads[step.output]
-                    pattern.state = leads[s, i]
-                    other = leads[s, left if side else right]
-                    self._log_leaders(crossings, step, pattern, other, interval, side)
-                    continue
-                sides = self._sides[step.output, kink]
-                states = sides.states[s, left], sides.states[s, right]
-                units = crossed(*states, sides.is_paired) & sides.counted[s]
-                self._log_crossings(crossings, step, kink, pattern, units, interval)
+                self._log_step(crossings, step, kink, pattern, (s, left, right), interval, side)
 
         if len(owner):
             self._run(owner, node / steps, callback)
         crossings.fetch()
+
+    def _log_step(
+        self,
+        crossings: CrossingLog,
+        step: ProgramStep,
+        kink: int,
+        pattern: Margins | Windows,
+        steps: tuple[Tensor, Tensor, Tensor],
+        interval: Tensor,
+        side: int,
+    ) -> None:
+        """Log the crossings of steps (segment, left node, right node), with a pattern's values."""
+        s, left, right = steps
+        if isinstance(pattern, Windows):
+            leads = self._leads[step.output]
+            ends = leads[s, left], leads[s, right]
+            pattern.state = ends[side]
+            self._log_leaders(crossings, step, pattern, ends[1 - side], interval, side)
+            return
+        sides = self._sides[step.output, kink]
+        states = sides.states[s, left], sides.states[s, right]
+        units = crossed(*states, sides.is_paired) & sides.counted[s]
+        self._log_crossings(crossings, step, kink, pattern, units, interval)
 
     def _evaluate_middles(self, crossings: CrossingLog, switches: CrossingLog) -> None:
         count, steps = len(self), self.steps
@@ -364,10 +392,38 @@ class GridGroup:
         self._leads = {key: with_middles(lead, leads[key]) for key, lead in self._leads.items()}
         self._at_nodes += met.reshape(count, steps).sum(1)
         if self._table is None:
-            self._remove_repeated(crossings, 2 * steps)
             self._switches.append(self._count_switches(switches, 2 * steps))
         else:
             self._table.halve(crossings)
+
+    def look_again(self, segments: Sequence[int]) -> None:
+        """Decide which of the doubtful crossings on segments coincide."""
+        if self._table is not None:
+            self._with_capacity(functools.partial(self._compare_doubtful, segments))
+            self._switches[-1], self.doubtful, _ = self._table.counts()
+
+    def _compare_doubtful(
+        self, segments: Sequence[int], crossings: CrossingLog, _: CrossingLog
+    ) -> None:
+        """Compare crossings that may coincide where they are expected."""
+        assert self._table is not None
+        positions, expected = self._table.positions_to_compare(segments)
+        if not len(expected):
+            return
+        index = torch.arange(len(expected), device=self._device)
+        positions = positions.to(self._device)
+        place = positions.floor().long()
+        owner, left = place // self.steps, place % self.steps
+
+        def callback(rows: slice, step: ProgramStep, kink: int, pattern: Margins | Windows) -> None:
+            s, i = owner[rows], left[rows]
+            self._log_step(crossings, step, kink, pattern, (s, i, i + 1), index[rows], 0)
+
+        self._run(owner, (positions - owner * self.steps) / self.steps, callback)
+        crossings.fetch()
+        if crossings.needed <= self._capacity:
+            self._table.compare(crossings, expected)
+            self._add_evaluations(owner)
 
     def _log_crossings(
         self,
@@ -409,22 +465,22 @@ class GridGroup:
         seen = on_cpu[:levels, :, :sites] + torch.stack(self._switches)
         return seen, on_cpu[levels, :, 0].tolist()
 
-    def exclude_copies(self, precise: Evaluator) -> None:
-        """Count only the first of several units that bend together along a whole segment.
-
-        Parameters
-        ----------
-        precise : Evaluator
-            The network in double precision.
-        """
+    def exclude_copies(self) -> None:
+        """Count only the first of several units that bend together along a whole segment."""
+        precise = self._precise()
         if precise is not self._evaluator:
             self._settle_ends(precise)
-        flags = [sides.crossed() for sides in self._sides.values()]
-        if not flags:
+        if not self._sides:
             return
-        widths = [words.shape[2] for words in flags]
-        words = torch.cat([union(x) for x in flags], 1)
-        del flags
+        # Units behind overlapping windows may be equal at these places but not elsewhere.
+        shared = self._evaluator.piecewise.shared
+        parts = [
+            torch.zeros_like(sides.counted) if key[0] in shared else union(sides.crossed())
+            for key, sides in self._sides.items()
+        ]
+        widths = [words.shape[1] for words in parts]
+        words = torch.cat(parts, 1)
+        del parts
         limit, taken = int(precise.budget / 2 / BYTES_PER_COMPARED_UNIT), 0
         batch: list[int] = []
         for s, count in enumerate(popcount(words).tolist()):
@@ -501,16 +557,45 @@ class GridGroup:
         rounding = self._noise_floor, self._is_coarse
         return self._evaluator.along(self._starts, self._ends, owner, t, callback, rounding)
 
-    def _remove_repeated(self, double_crossings: CrossingLog, steps: int) -> None:
+    def _remove_repeated(self, log: CrossingLog) -> None:
         """Stop counting units for which both crossings within a step repeat those of another."""
-        repeated, *columns = double_crossings.repeats()
-        interval, site, kink, unit = (x[repeated] for x in columns)
+        repeated, interval, site, kink, unit = log.repeats()
+        if self._evaluator.dtype != torch.float64 and bool(repeated.any()):
+            # In single precision, some of the others agree by chance.
+            suspects = torch.unique(interval[repeated])
+            log = self._with_capacity(functools.partial(self._log_double_crossings, suspects))
+            repeated, interval, site, kink, unit = log.repeats()
         outputs = {index: output for output, index in self._site_index.items()}
-        for key in set(zip(site.tolist(), kink.tolist(), strict=True)):
-            chosen = (site == key[0]) & (kink == key[1])
-            counted = self._sides[outputs[key[0]], key[1]].counted
-            repeats = pack_positions(interval[chosen] // steps, unit[chosen], counted.shape)
-            counted &= ~repeats.to(self._device)
+        shared = self._evaluator.piecewise.shared
+        for key in set(zip(site[repeated].tolist(), kink[repeated].tolist(), strict=True)):
+            chosen = repeated & (site == key[0]) & (kink == key[1])
+            output = outputs[key[0]]
+            if output not in shared:
+                counted = self._sides[output, key[1]].counted
+                segment = interval[chosen] // self.steps
+                counted &= ~pack_positions(segment, unit[chosen], counted.shape).to(self._device)
+
+    def _log_double_crossings(
+        self, intervals: Tensor, crossings: CrossingLog, _: CrossingLog
+    ) -> None:
+        """Log the units that crossed twice in steps of the previous grid, in double precision."""
+        intervals = intervals.to(self._device)
+        owner, middle = intervals // self.steps, intervals % self.steps + 1
+
+        def callback(rows: slice, step: ProgramStep, kink: int, pattern: Margins | Windows) -> None:
+            if isinstance(pattern, Margins):
+                s, i, sides = owner[rows], middle[rows], self._sides[step.output, kink]
+                before, after = (
+                    crossed(sides.states[s, at], sides.states[s, at + 1]) for at in (i - 1, i)
+                )
+                units = before & after & sides.counted[s]
+                self._log_crossings(crossings, step, kink, pattern, units, intervals[rows])
+
+        t = middle / self.steps
+        self._precise().along(self._starts.double(), self._ends.double(), owner, t, callback)
+        crossings.fetch()
+        if crossings.needed <= self._capacity:
+            self._add_evaluations(owner)
 
     def _count_switches(self, switches: CrossingLog, steps: int) -> Tensor:
         """Count the distinct switches of leaders by segment and site: (s, sites)."""

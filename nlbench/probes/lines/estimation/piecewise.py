@@ -67,16 +67,29 @@ class PiecewiseNetwork:
     use_direct : bool
         True to run PyTorch's own calls instead of the rules' implementations, which are for float64
         on a CPU.
-    may_coincide : bool
-        True if units that are not copies may cross at the same position: after overlapping windows,
-        and where units saturate or act as the identity. False for plain ReLU networks.
+    shared : frozenset of int
+        Values computed from overlapping windows, directly or not.
     """
 
     program: Program
     pieces: dict[int, KnownPieces]
     resting_values: Tensor
     use_direct: bool
-    may_coincide: bool = True
+    shared: frozenset[int] = frozenset()
+
+    @property
+    def may_coincide(self) -> bool:
+        """Whether units that are not copies may cross at the same position.
+
+        They do so after overlapping windows, and where units saturate or act as the identity. They
+        don't in plain ReLU networks.
+        """
+        for step in self.program.steps:
+            piece = self.pieces.get(step.output)
+            is_plain = step.operation == "relu" or isinstance(piece, MaxGroups)
+            if piece is not None and (step.output in self.shared or not is_plain):
+                return True
+        return False
 
     @property
     def first_steps(self) -> set[int]:
@@ -206,22 +219,23 @@ def record_pieces(network: nn.Module, example: Tensor) -> PiecewiseNetwork:
     kinks = {c for p in pieces.values() if isinstance(p, Kinks) for c in p.thresholds} | {0.0}
     signed = sorted({sign * c for c in kinks for sign in (1, -1)})
     resting = torch.tensor(signed, dtype=example.dtype, device=example.device)
-    return PiecewiseNetwork(program, pieces, resting, use_direct, _may_coincide(program, pieces))
+    shared = _values_behind_overlap(program, pieces)
+    return PiecewiseNetwork(program, pieces, resting, use_direct, shared)
 
 
-def _may_coincide(program: Program, pieces: Mapping[int, KnownPieces]) -> bool:
+def _values_behind_overlap(program: Program, pieces: Mapping[int, KnownPieces]) -> frozenset[int]:
     shapes = {0: program.shape} | {step.output: step.shape for step in program.steps}
-    behind_average = False
+    shared: set[int] = set()
     for step in program.steps:
-        piece, inputs = pieces.get(step.output), [shapes[i] for i in step.inputs]
-        if "avg_pool" in step.operation:
-            behind_average |= _averages_overlap(step, inputs[0])
-        if isinstance(piece, MaxGroups):
-            if _windows_overlap(piece, inputs):
-                return True
-        elif piece is not None and (behind_average or step.operation != "relu"):
-            return True
-    return False
+        piece = pieces.get(step.output)
+        inputs = [shapes[i] for i in step.inputs]
+        if (
+            not shared.isdisjoint(step.inputs)
+            or ("avg_pool" in step.operation and _averages_overlap(step, inputs[0]))
+            or (isinstance(piece, MaxGroups) and _windows_overlap(piece, inputs))
+        ):
+            shared.add(step.output)
+    return frozenset(shared)
 
 
 def _averages_overlap(step: ProgramStep, shape: Sequence[int]) -> bool:
