@@ -435,4 +435,8 @@ def _default_cost(outputs: Tensor, labels: Tensor | None) -> str:
         return "squared"
     if labels is None:
         return "kl"
-    return "squared" if labels.is_floating_point() else "loss"
+    if not labels.is_floating_point() or labels.shape != outputs.shape[:-1]:
+        return "squared" if labels.is_floating_point() else "loss"
+    # Indices of classes as floats are an error, which `class_labels` describes.
+    are_indices = (labels == labels.round()) & (labels < outputs.shape[-1])
+    return "loss" if bool(are_indices.all()) else "squared"

@@ -48,3 +48,11 @@ def test_a_column_of_labels_counts_as_its_entries(dtype):
     assert accuracy_score(LOGITS, labels) == accuracy_score(LOGITS, labels[:, None])
     flat, column = (loss_change(LOGITS, 2 * LOGITS, t)[0] for t in (labels, labels[:, None]))
     assert torch.equal(flat, column)
+
+
+@pytest.mark.parametrize("labels", [torch.arange(12) % 3, torch.linspace(0, 2, 12)])
+def test_float_labels_are_classes_if_they_are_indices(labels):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    run = nlbench.evaluate(model, torch.randn(12, 4), ["substitution"], labels=labels.float())
+    is_index = bool((labels == labels.round()).all())
+    assert run["substitution"].status == ("undefined" if is_index else "ok")
