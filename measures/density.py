@@ -98,9 +98,9 @@ class Density(PathMeasure):
     """
 
     name = "density"
-    # 3: bounds on rounding count only the taps that meet input, and hide fewer crossings; estimates
-    # behind overlapping pooling are unbiased.
-    version: ClassVar[str] = "3"
+    # 4: estimates behind overlapping pooling count crossings at one place once, and units that agree
+    # by chance in single precision each.
+    version: ClassVar[str] = "4"
     means = ("per_length", "per_segment", "slope_changes", "at_least", "numerical_error")
     parts = ("site",)
     source = traced_regions("section 2.2")
