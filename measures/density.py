@@ -98,8 +98,8 @@ class Density(PathMeasure):
     """
 
     name = "density"
-    # 4: estimates behind overlapping pooling count crossings at one place once, and units that agree
-    # by chance in single precision each.
+    # 4: estimates behind overlapping pooling count crossings at one place once, and in single
+    # precision units that agree by chance each.
     version: ClassVar[str] = "4"
     means = ("per_length", "per_segment", "slope_changes", "at_least", "numerical_error")
     parts = ("site",)

@@ -15,6 +15,7 @@ import torch
 
 from nlbench.measure import Measure, MoreMeans, Result, Value
 from nlbench.measure.replicates import group_index, without_each_group
+from nlbench.parsers import unique
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 
 _DESCRIPTIONS = {
@@ -53,7 +54,7 @@ class Method:
             is_count = name not in _SETTINGS
             notes[name] = notes.get(name, 0.0) + number if is_count else number
         is_single = isinstance(trace, SegmentTrace) and trace.precision > _DOUBLE
-        names = tuple(dict.fromkeys([*self.names, trace.method]))
+        names = tuple(unique([*self.names, trace.method]))
         return Method(names, notes, self.is_single_precision or is_single)
 
     def annotate(self, result: Result) -> Result:

@@ -26,6 +26,7 @@ from nlbench.parsers import (
     parse_seeds,
     parse_settings,
     parse_size,
+    unique,
 )
 
 OptionValue = bool | int | float | str
@@ -202,7 +203,7 @@ class Option:
                 raise _WrongEntry(entry)
         if not value:
             raise RequestError(f"{label}: expected at least one")
-        return tuple(dict.fromkeys(value))
+        return tuple(unique(value))
 
     def _seeds(self, value: object, label: str) -> tuple[int, ...]:
         if isinstance(value, str):

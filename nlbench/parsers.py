@@ -10,8 +10,11 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from nlbench.errors import RequestError, shorten
+
+Item = TypeVar("Item")
 
 MAX_INTEGER = 2**63 - 1
 MAX_SEEDS = 100_000
@@ -29,6 +32,17 @@ MAX_WEIGHT = 1e6
 
 SEEDS_TEXT = "non-negative integers"
 SIZE_TEXT = "a size such as 4GB"
+
+
+def unique(items: Iterable[Item]) -> list[Item]:
+    """Return the distinct items in order.
+
+    Examples
+    --------
+    >>> unique("abca")
+    ['a', 'b', 'c']
+    """
+    return list(dict.fromkeys(items))
 
 
 def parse_integer(text: str) -> int:
@@ -124,7 +138,7 @@ def _parse_seed(text: str, part: str, label: str) -> int:
 
 def limited_seeds(seeds: Iterable[int], label: str) -> tuple[int, ...]:
     """Return the distinct seeds in order; raise if there are too many."""
-    distinct = tuple(dict.fromkeys(seeds))
+    distinct = tuple(unique(seeds))
     if len(distinct) > MAX_SEEDS:
         raise RequestError(f"{label}: too many, expected at most {MAX_SEEDS}")
     return distinct

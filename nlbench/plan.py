@@ -18,6 +18,7 @@ from nlbench.errors import NlbenchError, RequestError, error_text, one_line, sys
 from nlbench.measure import Result, Status
 from nlbench.measure.contract import load_measures
 from nlbench.options import Options
+from nlbench.parsers import unique
 from nlbench.probes.probe import load_probe
 from nlbench.request import AUTO_DATA, Request
 from nlbench.serialization.hashing import content_key
@@ -183,7 +184,7 @@ def _data_by_model(request: Request) -> dict[str, list[str]]:
     models = registry.expand("models", request.models)
     if AUTO_DATA not in request.data:
         return dict.fromkeys(models, named)
-    return {model: list(dict.fromkeys([default_data(model), *named])) for model in models}
+    return {model: unique([default_data(model), *named]) for model in models}
 
 
 def _plan_subjects(

@@ -36,6 +36,7 @@ from nlbench.errors import (
     shorten,
     system_text,
 )
+from nlbench.parsers import unique
 from nlbench.signals import raise_interruption
 
 
@@ -252,7 +253,7 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
         entry = families(group).get(prefix) if slash else None
         family = entry.family if entry else None
         listed = family.names() if family else ()
-        names = list(dict.fromkeys([*known, *(f"{prefix}/{member}" for member in listed)]))
+        names = unique([*known, *(f"{prefix}/{member}" for member in listed)])
         matches = [n for n in fnmatch.filter(names, pattern) if n.count("/") == pattern.count("/")]
         if family and not matches:
             matches = [f"{prefix}/{member}" for member in family.matches(members)]

@@ -22,6 +22,7 @@ from nlbench.execution.work_units import units_of
 from nlbench.introspection.precision import exact_arithmetic, resolve_device
 from nlbench.introspection.process_state import foreign_changes, restored_process_state
 from nlbench.introspection.threads import default_threads, torch_threads
+from nlbench.parsers import unique
 from nlbench.plan import Cell, Plan, make_plan
 from nlbench.probes.probe import load_probe
 from nlbench.progress import Progress, ProgressMonitor
@@ -69,7 +70,7 @@ class Preview:
             tuple(cell for cell in missing if not cell.subject.impossible),
             tuple(cell for cell in plan.cells if cell.key in done),
             tuple(cell for cell in missing if cell.subject.impossible),
-            tuple(dict.fromkeys(superseded)),
+            tuple(unique(superseded)),
         )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from nlbench.errors import PluginError, RequestError, nearest
 from nlbench.measure import Measure
 from nlbench.options import Option, Options, OptionValue, Settings, resolve_options
+from nlbench.parsers import unique
 from nlbench.probes.probe import load_probe
 from nlbench.subjects.data import DatasetInfo, settings_owners
 from nlbench.subjects.model import MODEL_OWNER, OUTPUT, ModelInfo, resolve_arguments
@@ -45,7 +46,7 @@ def resolve_settings(
     Datasets and models have declarations, with options or keyword arguments, by name. Probes may
     have other defaults for the user's inputs. Raise RequestError if a setting applies to nothing.
     """
-    probes = {name: load_probe(name) for name in dict.fromkeys(m.probe for m in measures)}
+    probes = {name: load_probe(name) for name in unique(m.probe for m in measures)}
     if inputs is not None:
         defaults = {
             f"{name}.{option}": value

@@ -22,6 +22,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from nlbench.errors import RequestError, nearest, one_line, shorten
+from nlbench.parsers import unique
 
 from .environment import Table, check_suffix, is_replaceable, render, write_text
 from .estimates import Change, Estimate, change, exceeding, relative_change
@@ -397,7 +398,7 @@ def _matching(
     differences: Sequence[Difference], field: str, pattern: str, missing: str
 ) -> list[Difference]:
     """Return the differences whose measure or place matches a glob, at least one."""
-    names = list(dict.fromkeys(getattr(d, field) for d in differences))
+    names = unique(getattr(d, field) for d in differences)
     chosen = {name for name in names if name == pattern or fnmatch.fnmatchcase(name, pattern)}
     if not chosen:
         raise RequestError(f"--fail-if: {missing} matches '{pattern}'{nearest(pattern, names)}")
@@ -544,7 +545,7 @@ def _explanations(
 ) -> Iterator[tuple[str, str, str]]:
     """Yield the manifest entries that differ and can affect values."""
     before, after = (_run_facts(run.manifest) for run in (first, second))
-    for key in dict.fromkeys([*before, *after]):
+    for key in unique([*before, *after]):
         if before.get(key) != after.get(key):
             yield key, before.get(key, ""), after.get(key, "")
     # Subjects with the same change share a line.

@@ -19,6 +19,7 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 
 from nlbench.errors import RequestError, nearest
+from nlbench.parsers import unique
 
 from .compare import Difference, compare_runs, difference_of, mark_significant
 from .drawing import PAGE_WIDTH, NotebookFigure, laid_out
@@ -118,7 +119,7 @@ class FigureData:
         """Return the chosen subjects, in the order of the names, else of the run."""
         every = self.scores.subjects
         named = [s for name in self.names for s in every if _matches(name, s.label, s.model)]
-        return list(dict.fromkeys(named)) if self.names else list(every)
+        return unique(named) if self.names else list(every)
 
     def cells(self, measure: str) -> list[tuple[str, Score]]:
         """Return the label and cell of each chosen network with values at places."""

@@ -9,6 +9,7 @@ import pandas as pd
 
 from nlbench import Signature
 from nlbench.errors import RequestError, nearest
+from nlbench.parsers import unique
 
 from .agreement import agreement, agreement_frame
 from .environment import render
@@ -124,7 +125,7 @@ def _run_html(run: Any) -> str:
 def _result_html(result: Any) -> str:
     if result.status != "ok":
         return render("notebook.html.j2", problem=result.reason, status=result.status)
-    names = list(dict.fromkeys(n for v in result.values for n in v.statistics if ":" not in n))[:8]
+    names = unique(n for v in result.values for n in v.statistics if ":" not in n)[:8]
     names = names or list(result.summary)
     more = len(result.values) - _MAX_ROWS
     return render(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from nlbench.errors import RequestError
+from nlbench.parsers import unique
 from nlbench.question import load_questions
 from nlbench.serialization.fields import to_plain
 from nlbench.serialization.files import check_is_file, is_part
@@ -164,7 +165,7 @@ def _index_row(run: NamedRun) -> dict[str, Any]:
         "networks": len(rows),
         "measures": ", ".join(scores.measures),
         "top": f"{top.label} by {first}" if top and len(rows) > 1 else "",
-        "cells": ", ".join(f"{cells.count(status)} {status}" for status in dict.fromkeys(cells)),
+        "cells": ", ".join(f"{cells.count(status)} {status}" for status in unique(cells)),
         "unfinished": bool(run.manifest.get("unfinished")),
     }
 
@@ -347,7 +348,7 @@ def read_runs(runs: Sequence[NamedRun]) -> Scores:
         noun = nouns.get(sites.get("of", "activations").partition(":")[0], "module")
         for name, info in (run.manifest.get("measures") or {}).items():
             known.setdefault(name, {**info, "of": noun})
-    probes = list(dict.fromkeys(info.get("probe") for info in known.values()))
+    probes = unique(info.get("probe") for info in known.values())
     measures = dict(sorted(known.items(), key=lambda item: probes.index(item[1].get("probe"))))
     records = {run.name if len(runs) > 1 else "": run.records for run in runs}
     return Scores(records, measures)
@@ -357,6 +358,6 @@ def _kinds(runs: Sequence[NamedRun]) -> list[str]:
     """Return the activation functions, most frequent first."""
     counted: Counter[str] = Counter()
     for run in runs:
-        for subject in dict.fromkeys(record.subject.identity for record in run.records):
+        for subject in unique(record.subject.identity for record in run.records):
             counted.update(filter(None, run.kinds(subject).values()))
     return [kind for kind, _ in counted.most_common()]

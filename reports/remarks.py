@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nlbench.parsers import unique
+
 from .environment import Table
 from .leaderboard import Row, is_training
 from .manifest import settings_of
@@ -47,12 +49,12 @@ class Remark:
     @property
     def measures(self) -> str:
         """Names of the measures."""
-        return ", ".join(dict.fromkeys(measure for _, measure in self.cells))
+        return ", ".join(unique(measure for _, measure in self.cells))
 
     @property
     def networks(self) -> str:
         """Names of the networks if there are at most three, otherwise their number."""
-        names = list(dict.fromkeys(name for name, _ in self.cells))
+        names = unique(name for name, _ in self.cells)
         return ", ".join(names) if len(names) < 4 else f"{len(names)} networks"
 
 
@@ -80,7 +82,7 @@ def _merge_texts(texts: Sequence[str]) -> str:
     ranges = []
     for column in zip(*(_NUMBER.findall(text) for text in texts), strict=True):
         ordered = sorted(set(column), key=lambda text: float(text.replace(",", "")))
-        ranges.append("–".join(dict.fromkeys((ordered[0], ordered[-1]))))
+        ranges.append("–".join(unique((ordered[0], ordered[-1]))))
     each = iter(ranges)
     return _NUMBER.sub(lambda _: next(each), texts[0])
 
@@ -101,7 +103,7 @@ def describe_scope(runs: Sequence[NamedRun], scores: Scores, rows: Sequence[Row]
     parts = [count(len(rows), network), count(len(scores.measures), "measure")]
     if len(rows) < len(scores.subjects):
         parts[0] += f" ({len(scores.subjects)} with their seeds)"
-    data = list(dict.fromkeys(s.data for s in scores.subjects if s.data != "given"))
+    data = unique(s.data for s in scores.subjects if s.data != "given")
     if data:
         parts.append(", ".join(data) if len(data) < 4 else count(len(data), "dataset"))
     subjects = (s for run in runs for s in run.manifest.get("subjects") or [])
@@ -147,7 +149,7 @@ def differences(runs: Sequence[NamedRun]) -> Table | None:
 def gpus_of(manifest: Mapping[str, Any]) -> list[str]:
     """Return the GPU models used by a run; their rounding may differ."""
     known = [manifest.get("environment") or {}, *(manifest.get("environments") or [])]
-    return list(dict.fromkeys(str(e["device_name"]) for e in known if e.get("capability")))
+    return unique(str(e["device_name"]) for e in known if e.get("capability"))
 
 
 def gaps(runs: Sequence[NamedRun], scores: Scores) -> list[Gap]:

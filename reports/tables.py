@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from nlbench.errors import RequestError
 from nlbench.measure.replicates import group_index
+from nlbench.parsers import unique
 
 from .checkpoints import Checkpoint, parse_checkpoint, split_seed
 from .estimates import Estimate, over_seeds
@@ -294,7 +295,7 @@ class Scores:
     ) -> None:
         known_measures = with_relative(measures or {})
         every = [(run, record) for run, members in records.items() for record in members]
-        names = list(dict.fromkeys((run, *record.subject.identity) for run, record in every))
+        names = unique((run, *record.subject.identity) for run, record in every)
         labels = dict(zip(names, _labels(names), strict=True))
         self.subjects = tuple(TableSubject(label, *name) for name, label in labels.items())
         self._scores: dict[tuple[str, str], Score] = {}
@@ -315,7 +316,7 @@ class Scores:
         derived = {name for _, name in self._scores} & RELATIVE.keys()
         bases = {RELATIVE[name][0]: name for name in derived}
         self.measures: dict[str, Mapping[str, Any]] = {}
-        for name in dict.fromkeys([*known_measures, *(r.measure.name for _, r in every)]):
+        for name in unique([*known_measures, *(r.measure.name for _, r in every)]):
             if name not in RELATIVE:
                 info = known_measures.get(name, {})
                 if name in bases:
@@ -436,7 +437,7 @@ class NamedRun:
     def remarks(self, subject: Identity) -> list[str]:
         """Return the probes' notes on a subject."""
         notes = (note for record in self._members.get(subject, ()) for note in _notes(record))
-        return list(dict.fromkeys(notes))
+        return unique(notes)
 
 
 def _notes(record: Record) -> Iterator[str]:

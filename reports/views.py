@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from nlbench.citation import manifest_bibtex
+from nlbench.parsers import unique
 
 from .agreement import Correlation
 from .embedded import PageData
@@ -113,7 +114,7 @@ def bibtex(runs: Sequence[NamedRun], measures: Measures) -> str:
     """Return the BibTeX entries of nlbench and of the measures."""
     entries = [manifest_bibtex(run.manifest) for run in runs]
     entries += [str((info.get("source") or {}).get("bibtex") or "") for info in measures.values()]
-    return "\n\n".join(dict.fromkeys(entry.strip() for entry in entries if entry.strip()))
+    return "\n\n".join(unique(entry.strip() for entry in entries if entry.strip()))
 
 
 def board_view(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from nlbench.parsers import unique
+
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import legend_below, page_figure
 from .framework.verdicts import Decision, mean_above, mean_below
@@ -203,7 +205,7 @@ def _compare_difficulties(table: pd.DataFrame, depths: Callable[..., pd.DataFram
 def _figure(table: pd.DataFrame) -> Figure:
     rows = table[(table["mode"] == "post-training") & (table.model == MODEL)]
     steps: list[Any] = sorted(rows.omega.unique())
-    places = list(dict.fromkeys(rows.place))
+    places = unique(rows.place)
     figure, grid = page_figure(2.6, columns=len(steps), sharey=True, squeeze=False)
     panels = grid[0]
     for axes, omega in zip(panels, steps, strict=True):

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from nlbench.parsers import unique
 from nlbench.reports.agreement import within_groups
 
 from .framework import Context, Findings, Runs, Study, Verdict
@@ -216,7 +217,7 @@ def _closest_by_family(table: pd.DataFrame) -> Verdict:
     family = pd.Series([CLASSIFIERS[name].family for name in table.network], table.index)
     family = family[closest.index]
     listed = [
-        f"{NAMES[other]}: {', '.join(dict.fromkeys(family[closest == other]))}"
+        f"{NAMES[other]}: {', '.join(unique(family[closest == other]))}"
         for other in OTHERS
         if (closest == other).any()
     ]

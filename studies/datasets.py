@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from nlbench.parsers import unique
 from nlbench.reports.signatures import dtw_distances
 
 from .framework import Context, Findings, Runs, Study, Verdict
@@ -103,7 +104,7 @@ def _is_farther(
 
 def _figure(moved: pd.DataFrame) -> Figure:
     figure, axes = page_figure(2.7)
-    networks = list(dict.fromkeys(moved.network))
+    networks = unique(moved.network)
     for place, (data, colour) in enumerate(COLOURS.items()):
         rows = moved[moved.data == data]
         places = np.array([networks.index(name) for name in rows.network]) + 0.2 * (place - 1)

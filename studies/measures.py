@@ -14,6 +14,7 @@ import pandas as pd
 from nlbench import registry
 from nlbench.citation import Source
 from nlbench.measure.contract import load_measure
+from nlbench.parsers import unique
 from nlbench.request import ExecutionOptions, Request
 from nlbench.studies.networks.planted import MAPS
 
@@ -80,7 +81,7 @@ class Measures(Study):
         """Measure every rung of every ladder, one run per ladder."""
         names = context.measures or tuple(registry.entries("measures"))
         # The affine residual checks the order of every ladder.
-        names = tuple(dict.fromkeys((*names, "affine-residual")))
+        names = tuple(unique((*names, "affine-residual")))
         ladders = [
             ladder for ladder in LADDERS.values() if not context.quick or ladder.name in QUICK
         ]
@@ -122,7 +123,7 @@ class Measures(Study):
         cells = read_cells(runs)
         descriptions = read_descriptions(runs)
         orders = _orders(cells, descriptions)
-        names = list(dict.fromkeys(measure for measure, _ in orders))
+        names = unique(measure for measure, _ in orders)
         shipped, shipped_precision = shipped_results(descriptions)
         order = pd.concat([order_table(orders), shipped], ignore_index=True)
         precision = pd.concat([precision_table(cells), shipped_precision], ignore_index=True)
@@ -176,9 +177,9 @@ def build_requests(
             weights.setdefault((rung.model,) if ladder.is_trained else (), []).append(file)
         for models, files in weights.items():
             yield {
-                "models": models or tuple(dict.fromkeys(rung.model for rung in ladder.rungs)),
+                "models": models or tuple(unique(rung.model for rung in ladder.rungs)),
                 "data": (ladder.data,),
-                "weights": tuple(dict.fromkeys(files)),
+                "weights": tuple(unique(files)),
                 "seeds": group,
                 "samples": QUICK_SAMPLES if context.quick else SAMPLES,
                 "settings": settings,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import pandas as pd
 
+from nlbench.parsers import unique
+
 from .framework import Findings, Runs, Verdict
 from .framework.figures import COLOURS, draw_ecdf, legend_below, page_figure
 from .framework.verdicts import in_most_networks
@@ -179,10 +181,10 @@ def _is_above(
 
 def _figure(table: pd.DataFrame) -> Figure:
     figure, panels = page_figure(3.4, columns=2)
-    names = list(dict.fromkeys(zip(table.higher, table.lower, strict=True)))
+    names = unique(zip(table.higher, table.lower, strict=True))
     for axes, seeds in zip(panels, ("one seed", OTHER_SEEDS), strict=True):
         part = table[table["networks of"] == seeds]
-        for index, measure in enumerate(dict.fromkeys(table.measure)):
+        for index, measure in enumerate(unique(table.measure)):
             rows = part[part.measure == measure]
             places = [
                 names.index(pair) + 0.2 * (index - 0.5)

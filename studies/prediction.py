@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from nlbench.citation import Source
+from nlbench.parsers import unique
 from nlbench.reports.leaderboard import sense_of
 from nlbench.request import Request
 from nlbench.serialization.fields import to_plain
@@ -120,7 +121,7 @@ class Prediction(Study):
 
     def measure(self, context: Context) -> Runs:
         """Train the networks, measure them on training samples, and compute their outcomes."""
-        names = tuple(dict.fromkeys((*(context.measures or MEASURES), JACOBIAN)))
+        names = tuple(unique((*(context.measures or MEASURES), JACOBIAN)))
         tasks = QUICK_TASKS if context.quick else TASKS
         networks = {task: _networks(context, task) for task in tasks}
         context.train_pending()
@@ -373,7 +374,7 @@ def _reliability_table(table: pd.DataFrame) -> pd.DataFrame:
 def _remarks(table: pd.DataFrame) -> list[str]:
     sizes = ", ".join(
         f"{task}: {(table.task == task).sum()} (ε = {TASKS[task].epsilon:g})"
-        for task in dict.fromkeys(table.task)
+        for task in unique(table.task)
     )
     return [
         f"Perceptrons by task: {sizes}; widths {WIDTHS[0]} to {WIDTHS[-1]}, depths {DEPTHS[0]} to "
@@ -395,7 +396,7 @@ def _remarks(table: pd.DataFrame) -> list[str]:
 
 
 def _figure(result: pd.DataFrame) -> Figure:
-    names = list(dict.fromkeys(result.measure))[::-1]
+    names = unique(result.measure)[::-1]
     figure, panels = page_figure(0.8 + 0.22 * len(names), columns=len(OUTCOMES), sharey=True)
     for axes, outcome in zip(panels, OUTCOMES, strict=True):
         rows = result[result.outcome == outcome].set_index("measure").loc[names]

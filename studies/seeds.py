@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from nlbench.parsers import unique
 from nlbench.reports.signatures import compare_signatures
 from nlbench.request import Request
 
@@ -86,7 +87,7 @@ class Seeds(Study):
             columns=["network", "seed", "mean", "min", "max"],
         )
         criteria = _criteria(runs["recipes"])
-        colours = dict(zip(dict.fromkeys(names), COLOURS, strict=False))
+        colours = dict(zip(unique(names), COLOURS, strict=False))
         points = scale_to_plane(compared.distances)
         signature_points, axes = draw_signature_map(points, names, colours)
         axes.legend()

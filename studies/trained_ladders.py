@@ -10,6 +10,7 @@ import pandas as pd
 
 from nlbench.citation import Source
 from nlbench.models.zoo.catalogue import MEMBERS
+from nlbench.parsers import unique
 from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Study, Verdict
@@ -265,7 +266,7 @@ def _verdicts(orders: Mapping[tuple[str, str], Order]) -> list[Verdict]:
     """Judge each measure on all networks on which it has an order."""
     verdicts = []
     for kind, what in (("blended", "the activations are blended"), ("affine", "parts are affine")):
-        for measure in dict.fromkeys(name for name, _ in orders):
+        for measure in unique(name for name, _ in orders):
             words = {
                 ladder: order.word
                 for (name, ladder), order in orders.items()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from nlbench.parsers import unique
 from nlbench.reports.agreement import kendall
 
 from .framework import Context, Findings, Runs, Study, Verdict
@@ -105,7 +106,7 @@ def _before_training(by_network: Signatures) -> list[Verdict]:
 
 def _is_more_nonlinear(pairs: Pairs) -> list[Verdict]:
     verdicts = []
-    for network in dict.fromkeys(model for model, _ in pairs):
+    for network in unique(model for model, _ in pairs):
         changes = np.array(
             [
                 after.mean() - before.mean()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nlbench.citation import Source
 from nlbench.errors import RequestError, one_line
+from nlbench.parsers import unique
 from nlbench.registry import Family, version_of
 from nlbench.serialization.files import parse_json, read_text
 from nlbench.serialization.hashing import content_key, file_hash
@@ -55,7 +56,7 @@ class HuggingFace(Family):
     def names(self) -> Sequence[str]:
         """Return the models in the cache."""
         folders = sorted(_cache_folder().glob("models--*/snapshots/*/config.json"))
-        return tuple(dict.fromkeys(path.parts[-4][8:].replace("--", "/") for path in folders))
+        return tuple(unique(path.parts[-4][8:].replace("--", "/") for path in folders))
 
     def matches(self, pattern: str) -> Sequence[str]:
         """Return the folders that a glob names."""

@@ -23,6 +23,7 @@ from nlbench.introspection.wrapped_calls import (
     track_calls,
     wrap_calls,
 )
+from nlbench.parsers import unique
 from nlbench.probes.replacement import AffineMap, CallInterception, ReplaceableCall, find_calls
 from nlbench.probes.replacement.interception import first_tensor
 from nlbench.probes.replacement.prefix import run_replaced
@@ -176,7 +177,7 @@ def _with_layers(
     for place in places:
         if place not in calls:
             raise RequestError(f"the model has no place '{place}'{nearest(place, calls)}")
-    chosen = [calls[place] for place in dict.fromkeys(places)]
+    chosen = [calls[place] for place in unique(places)]
     with evaluation_mode(twin), without_fast_path():
         interception = CallInterception(twin)
         recorded: dict[CallId, tuple[Tensor, Any]] = {}

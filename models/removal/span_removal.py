@@ -18,6 +18,7 @@ from nlbench.errors import RequestError, nearest
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.options import OptionValue
+from nlbench.parsers import unique
 from nlbench.probes.replacement import find_calls
 from nlbench.subjects.subject import Subject
 
@@ -208,7 +209,7 @@ class SpanRemoval:
                 remarks.append(f"{removed.name} is skipped, since {self._map} {reason}")
         if len(self._inputs) < 2:
             remarks.append("one sample for evaluation: costs have no standard error")
-        return list(dict.fromkeys(remarks))
+        return unique(remarks)
 
     @torch.no_grad()
     def totals(self) -> list[dict[str, Any]]:

@@ -34,6 +34,7 @@ from nlbench.parsers import (
     MAX_TRAINING_SEED,
     MAX_WEIGHT,
     parse_seeds,
+    unique,
 )
 from nlbench.signals import check_interruption
 
@@ -211,7 +212,7 @@ def _files(out: Path, model: str, seeds: tuple[int, ...]) -> dict[int, Path]:
 def _parse_numbers(text: str, label: str, option: Option) -> tuple[Any, ...]:
     """Parse comma-separated numbers, without repetitions."""
     numbers = (option.parse(part, label) for part in split_names([text], label))
-    return tuple(dict.fromkeys(numbers))
+    return tuple(unique(numbers))
 
 
 RunFolderName = Annotated[str, typer.Option(help="Folder for the run and its checkpoints.")]

@@ -18,7 +18,7 @@ import nlbench
 from nlbench import registry
 from nlbench.errors import NotFinite, RequestError
 from nlbench.options import OptionValue
-from nlbench.parsers import MAX_WEIGHT
+from nlbench.parsers import MAX_WEIGHT, unique
 from nlbench.progress import Progress, ProgressMonitor
 from nlbench.request import Request
 from nlbench.runner import preview
@@ -152,7 +152,7 @@ def _train_all(
     }
     linearised = {file: request.linearisation(*network) for file, network in networks.items()}
     failures = _train(references | linearised, progress, command)
-    weights = list(dict.fromkeys(starts.values())) if request.starts_trained else []
+    weights = unique(starts.values()) if request.starts_trained else []
     controls = {}
     for file, (omega, seed, start) in networks.items():
         weights.append(str(file))

@@ -10,6 +10,7 @@ import typer
 from nlbench import registry
 from nlbench.citation import manifest_bibtex
 from nlbench.errors import NlbenchError, without_controls
+from nlbench.parsers import unique
 
 from .show import source_of
 
@@ -42,7 +43,7 @@ def _sources(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     subjects = manifest.get("subjects") or []
     for group, key in (("models", "model"), ("datasets", "data"), ("recipes", "recipe")):
         names = (s.get(key) or (s.get("weights_metadata") or {}).get(key) for s in subjects)
-        for name in dict.fromkeys(str(name) for name in names if name):
+        for name in unique(str(name) for name in names if name):
             # A manifest may be from others, and its paths must not be opened.
             if not registry.is_listed(group, name):
                 continue

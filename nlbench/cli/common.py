@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
 from nlbench.errors import RequestError, one_line, shorten, system_text
-from nlbench.parsers import parse_names, parse_settings
+from nlbench.parsers import parse_names, parse_settings, unique
 from nlbench.serialization.files import is_part
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def split_names(texts: list[str], option: str) -> tuple[str, ...]:
     """Split comma-separated names and drop duplicates."""
-    names = tuple(dict.fromkeys(name for text in texts for name in parse_names(text)))
+    names = tuple(unique(name for text in texts for name in parse_names(text)))
     if not names:
         raise RequestError(
             f"{option}: expected at least one name, got '{shorten(','.join(texts))}'"
@@ -35,7 +35,7 @@ def split_names(texts: list[str], option: str) -> tuple[str, ...]:
 def _take(settings: dict[str, str], owners: Iterable[str]) -> dict[str, str]:
     """Remove the settings of some owners, and return them by option. Later owners override."""
     taken: dict[str, str] = {}
-    for owner in dict.fromkeys(owners):
+    for owner in unique(owners):
         keys = [key for key in settings if key.rpartition(".")[0] == owner]
         taken |= {key.rpartition(".")[2]: settings.pop(key) for key in keys}
     return taken

@@ -39,6 +39,7 @@ from nlbench.measure import Measure, Result, Value
 from nlbench.measure.contract import validated_result
 from nlbench.measure.result import MIN_DEFINED_SHARE
 from nlbench.options import OptionValue
+from nlbench.parsers import unique
 from nlbench.probes import OnStep, ProbeFacts, ProbeOptions, ProbePass, Resources
 from nlbench.probes.probe import NothingObserved, load_probe
 from nlbench.progress import ProgressMonitor
@@ -187,7 +188,7 @@ class Pass:
             return outcomes
         for index, entry in enumerate(entries):
             # A pass with a single measure requires less memory.
-            for device in dict.fromkeys([self.resources.device, torch.device("cpu")]):
+            for device in unique([self.resources.device, torch.device("cpu")]):
                 if outcomes[index].is_out_of_memory:
                     outcomes[index] = self._observe_alone(entry, device, outcomes[index])
         return outcomes

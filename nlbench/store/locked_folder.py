@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nlbench.errors import RequestError, system_text
+from nlbench.parsers import unique
 from nlbench.serialization.files import (
     dump_versioned,
     make_folder,
@@ -54,7 +55,7 @@ class LockedFolder:
 
     def remove_parts(self) -> None:
         """Remove partial files left by killed processes; requires the lock."""
-        for folder in dict.fromkeys((self.path, self._locked_folder)):
+        for folder in unique((self.path, self._locked_folder)):
             remove_parts(folder)
 
     def read_manifest(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, TypedDict, TypeVar
 
 from nlbench.errors import RequestError, one_line
 from nlbench.options import OptionValue
+from nlbench.parsers import unique
 from nlbench.serialization.fields import extra_fields, from_plain, to_plain
 from nlbench.subjects.facts import SubjectFacts
 
@@ -100,12 +101,12 @@ class Manifest(Mapping[str, Any]):
         return replace(
             self,
             order=tuple(record.key for record in records),
-            dtype=", ".join(dict.fromkeys(r.machine.dtype for r in records if r.machine.dtype)),
+            dtype=", ".join(unique(r.machine.dtype for r in records if r.machine.dtype)),
             subjects=_distinct(record.subject for record in records),
             measures={r.measure.name: r.measure for r in records},
             probes={r.probe.name: r.probe.options for r in records},
             environments=environments if len(environments) > 1 else (),
-            cells={status: statuses.count(status) for status in dict.fromkeys(statuses)},
+            cells={status: statuses.count(status) for status in unique(statuses)},
         )
 
     def __getitem__(self, name: str) -> Any:

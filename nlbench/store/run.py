@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError
 from nlbench.measure import Result
+from nlbench.parsers import unique
 from nlbench.reporting import load_reports
 
 from .manifest import Manifest, now
@@ -86,7 +87,7 @@ class Run:
 
     def __repr__(self) -> str:
         """Return one line with the folder, models, first values and status counts."""
-        models = list(dict.fromkeys(r.subject.model for r in self.records))
+        models = unique(r.subject.model for r in self.records)
         texts: dict[str, list[str]] = {}
         for record in self.records:
             values = texts.setdefault(record.measure.name, [])
@@ -96,7 +97,7 @@ class Run:
             f"{name} ({_first_names(values)})" if values else name for name, values in texts.items()
         ]
         statuses = [record.result.status for record in self.records]
-        counts = ", ".join(f"{statuses.count(s)} {s}" for s in dict.fromkeys(statuses))
+        counts = ", ".join(f"{statuses.count(s)} {s}" for s in unique(statuses))
         where = f" in {self.path}" if self.path else ""
         cells = f"{_first_names(models)} by {_first_names(measures)}" if statuses else "no cells"
         return f"<Run{where}: {cells}{f': {counts}' if counts else ''}>"

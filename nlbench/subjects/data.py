@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from nlbench.citation import Source
 from nlbench.errors import RequestError
 from nlbench.options import Option
+from nlbench.parsers import unique
 
 if TYPE_CHECKING:
     import torch
@@ -317,4 +318,4 @@ def settings_owners(name: str, info: DatasetInfo) -> list[str]:
     ['text', 'text/python']
     """
     family = name.partition("/")[0]
-    return list(dict.fromkeys([info.owner or family, name]))
+    return unique([info.owner or family, name])

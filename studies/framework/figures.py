@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nlbench.parsers import unique
 from nlbench.reports.panels import ecdf
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def draw_signature_map(
 ) -> tuple[Figure, Axes]:
     """Plot a map of signatures, given as points of shape (n, 2), coloured by group."""
     figure, axes = page_figure(height)
-    for group in dict.fromkeys(groups):
+    for group in unique(groups):
         rows = [row for row, name in enumerate(groups) if name == group]
         axes.plot(*points[rows].T, "o", color=colours[group], label=group)
     axes.set_aspect("equal", adjustable="datalim")

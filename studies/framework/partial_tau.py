@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special, stats
 
+from nlbench.parsers import unique
+
 from .trends import SIGNIFICANCE
 
 MIN_NETWORKS = 4
@@ -120,7 +122,7 @@ def associate(groups: Sequence[Group]) -> Association:
         null_variance += 2 * (2 * freedom + 5) / (9 * freedom * (freedom - 1))
     mean = float(np.nanmean(values)) if labels else math.nan
     low, high, p = math.nan, math.nan, 1.0
-    places = {label: place for place, label in enumerate(dict.fromkeys(labels))}
+    places = {label: place for place, label in enumerate(unique(labels))}
     if labels and has_interval:
         by_cluster = np.bincount([places[label] for label in labels], np.concatenate(influences))
         error = math.sqrt(max((by_cluster**2).sum(), null_variance)) / len(influences)

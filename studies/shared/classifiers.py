@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from nlbench.errors import RequestError, nearest
+from nlbench.parsers import unique
 from nlbench.request import Request
 from nlbench.studies.framework import Context, Runs, Study, Verdict
 
@@ -174,7 +175,7 @@ def _is_untrained(run: Run) -> bool:
 def classifier_remarks(run: Run) -> list[str]:
     """Return remarks on the weights, the data and the networks of a run."""
     models = {r.subject.model for r in run.records if r.result.status == "ok"}
-    data = ", ".join(dict.fromkeys(record.subject.data for record in run.records))
+    data = ", ".join(unique(record.subject.data for record in run.records))
     remarks = []
     if _is_untrained(run):
         remarks.append(

@@ -17,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from nlbench.citation import Source
+from nlbench.parsers import unique
 from nlbench.request import Request
 from nlbench.studies.framework import Context, Runs, Study
 from nlbench.studies.framework.figures import draw_ecdf, page_figure
@@ -213,7 +214,7 @@ def sorted_settings(names: Iterable[str]) -> list[str]:
     ['initialised', 'clean', 'noise 0.2', 'noise 0.4']
     """
     first = {"initialised": 0, "augmented": 1, "clean": 2}
-    return sorted(dict.fromkeys(names), key=lambda name: (first.get(name, 3), name))
+    return sorted(unique(names), key=lambda name: (first.get(name, 3), name))
 
 
 def medians(values: pd.DataFrame) -> pd.Series:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from nlbench.parsers import unique
+
 from .registry import FACTS, Operation, known, registered
 
 
@@ -32,7 +34,7 @@ def _row(entry: Operation) -> dict[str, str]:
     elif entry.refused or entry.kind:
         lines = f"refused: {entry.refused or 'not piecewise affine'}"
     caveats = [f"{aspect}: {text}" for aspect, text in entry.caveats.items()]
-    sources = "nlbench" if _is_built_in(entry) else "; ".join(dict.fromkeys(entry.sources.values()))
+    sources = "nlbench" if _is_built_in(entry) else "; ".join(unique(entry.sources.values()))
     return {
         "operation": entry.name,
         "kind": entry.kind,

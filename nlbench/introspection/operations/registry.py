@@ -32,6 +32,7 @@ from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 from nlbench.errors import PluginError, RequestError, message_of
+from nlbench.parsers import unique
 from nlbench.registry import entry_points
 from nlbench.signals import raise_interruption
 
@@ -317,7 +318,7 @@ def named_modules() -> tuple[type[nn.Module], ...]:
     load_operations()
     with _LOCK:
         entries = list(_OPERATIONS.values())
-    return tuple(dict.fromkeys(module for entry in entries for module in entry.modules))
+    return tuple(unique(module for entry in entries for module in entry.modules))
 
 
 def load_errors() -> tuple[str, ...]:

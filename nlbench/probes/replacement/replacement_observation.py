@@ -21,6 +21,7 @@ from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.module_stack import CallId
 from nlbench.introspection.precision import exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
+from nlbench.parsers import unique
 from nlbench.probes.probe import OnStep, ProbeFacts, ProbePass
 from nlbench.probes.sites.rows import PositionSelector, trimmed_mask
 from nlbench.probes.sites.sites_probe import RowPolicy
@@ -250,7 +251,7 @@ def _find_places(
         raise type(error)(str(error).replace("sites.", "replacement.", 1)) from error
     if not places:
         none = "the model calls no known activation function"
-        raise Undefined("; ".join(dict.fromkeys(undefined.values())) or none)
+        raise Undefined("; ".join(unique(undefined.values())) or none)
     return places
 
 

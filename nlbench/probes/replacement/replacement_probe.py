@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from nlbench.errors import RequestError, nearest
 from nlbench.options import Option
+from nlbench.parsers import unique
 from nlbench.probes.probe import LazyProbe, ProbeOptions
 from nlbench.probes.sites.sites_probe import Selection, parse_places
 
@@ -47,7 +48,7 @@ def parse_maps(text: str, of: str = "activations") -> tuple[str, ...]:
             return ("channel", "identity", "affine")
         # The cost of a span's map means little without that of skipping the span.
         return ("affine", "identity") if of.startswith("spans:") else ("affine",)
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    names = tuple(unique(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
         if name not in MAPS:
             raise RequestError(f"replacement.maps: unknown map '{name}'{nearest(name, MAPS)}")

@@ -22,6 +22,7 @@ from nlbench.introspection.model_copy import double_copy, own_float_type, tensor
 from nlbench.introspection.precision import float32_precision
 from nlbench.introspection.random_state import preserve_rng_state, rng_state
 from nlbench.introspection.threads import BackgroundWorkers, measure_threads, overlap_pays
+from nlbench.parsers import unique
 from nlbench.probes import Listener, ProbeFacts, ProbeOptions, ProbePass
 from nlbench.probes.probe import NothingObserved
 
@@ -326,7 +327,7 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
     if not sites:
         inside = f", except inside {_abbreviate(list(unseen))}" if unseen else ""
         none = f"the model calls no known activation function{inside}"
-        raise NothingObserved("; ".join(dict.fromkeys(undefined.values())) or none, facts)
+        raise NothingObserved("; ".join(unique(undefined.values())) or none, facts)
     return facts
 
 

@@ -49,6 +49,7 @@ from nlbench.introspection.operations import (
 )
 from nlbench.introspection.pytree import tree_iter, tree_map
 from nlbench.introspection.write_log import WriteLog, memory_of
+from nlbench.parsers import unique
 from nlbench.probes.lines.rules import kinks
 from nlbench.probes.lines.rules.rounding import peak
 from nlbench.probes.lines.rules.rule import Input, NotAffine, RecordedCall, Rule
@@ -533,7 +534,7 @@ class Recorder(DispatchMode):
         traced = [v for v in (base, value) if isinstance(v, int)]
         if not traced:
             return  # A constant was overwritten with constants.
-        numbers = {v: Input(i) for i, v in enumerate(dict.fromkeys(traced))}
+        numbers = {v: Input(i) for i, v in enumerate(unique(traced))}
         arguments = [
             numbers[v] if isinstance(v, int) else (tensor.clone() if v is None else v)
             for v in (base, value)
