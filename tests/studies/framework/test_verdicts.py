@@ -24,6 +24,7 @@ from nlbench.studies.framework.verdicts import (
     mean_above,
     mean_and_spread,
     mean_below,
+    mean_near,
     networks_ordered,
     ordered,
     range_text,
@@ -100,6 +101,22 @@ def test_weak_correlations_are_accepted_with_power(networks):
     assert all(
         answer is None or limit < 0.5 for answer, limit in zip(accepted, limits, strict=True)
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "answer"),
+    [
+        ([0.71, 0.70, 0.69, 0.70], True),
+        ([0.81, 0.80, 0.79, 0.80], False),
+        ([0.5, 0.9, 0.7, 0.7], None),
+        ([0.7, 0.7, 0.7], True),
+    ],
+)
+def test_mean_is_near_by_its_interval(values, answer):
+    decision = mean_near(values, 0.7, 0.05)
+    assert decision.agrees is answer
+    assert bool(decision.needed) is (answer is None)
+    assert mean_near(values[:2], 0.7, 0.05) == Decision(None, 3)
 
 
 def test_too_few_networks_have_no_weak_correlation():

@@ -228,6 +228,21 @@ def test_equal_trainings_have_equal_names(tmp_path, monkeypatch, mode, quick, na
     assert ("epochs" in asked) == quick
 
 
+def test_best_penalty_is_that_of_other_seeds():
+    """Each seed keeps its accuracy under one penalty, another than the other seeds."""
+    groups = []
+    for seed, best in enumerate(OMEGAS):
+        groups += [
+            cells("vgg8", "reference", None, seed, 0.99, 1.4, 0.0),
+            cells("vgg8", "control", 0.003, seed, 0.5 - seed / 1000, 0.0, 1.0),
+        ]
+        for omega in OMEGAS:
+            accuracy = 0.99 - seed / 1000 if omega == best else 0.8 - seed / 1000
+            groups.append(cells("vgg8", "post-training", omega, seed, accuracy, 1.0, 0.5))
+    table = linearised_networks.network_table(run_of(*groups)["run"])
+    assert linearised_networks.stays_accurate(table).agrees is False
+
+
 def translated(kept, last, floor=0.9, seeds=3):
     groups = []
     for seed in range(seeds):
