@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import Undefined
 
-from .axis_rules import GONE, WRITES, axis_map, is_row_of_indices, moved_axis, selected_entries
+from .axis_rules import GONE, WRITES, axis_map, has_known_indices, moved_axis, selected_entries
 from .function_calls import FunctionCall, tensors_in, unobserved_calls
 from .operations import Operation
 
@@ -215,7 +215,7 @@ class Layouts:
     def _assign(self, target: Tensor, index: Any, value: Any) -> None:
         """Set the layout of a tensor whose rows are assigned by number, all of them."""
         source = self._layouts.get(value, _UNKNOWN) if isinstance(value, Tensor) else _UNKNOWN
-        if source.batch != 0 or not isinstance(index, Tensor) or not is_row_of_indices(index):
+        if source.batch != 0 or not isinstance(index, Tensor) or not has_known_indices(index):
             return
         self.reorders = True
         with unobserved_calls():

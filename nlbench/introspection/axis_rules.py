@@ -49,7 +49,7 @@ def selected_entries(call: FunctionCall, source: Tensor, axis: int) -> Tensor | 
     entries = torch.arange(source.shape[axis])
     if name == "getitem":
         part = _part_of_axis(call.args[1], source.ndim, axis)
-        if not isinstance(part, list | Tensor) or not is_row_of_indices(part):
+        if not isinstance(part, list | Tensor) or not has_known_indices(part):
             return None
         return entries[torch.as_tensor(part).cpu()]
     axes = [place % source.ndim for place in _axes(call.args, call.kwargs, *_SELECTIONS[name])]
@@ -60,7 +60,8 @@ def selected_entries(call: FunctionCall, source: Tensor, axis: int) -> Tensor | 
     if name == "roll":
         return entries.roll(_axes(call.args[:2], call.kwargs, 1, "shifts")[axes.index(axis)])
     if name == "index_select":
-        return entries[call.argument(2, "index").cpu()]
+        index = call.argument(2, "index")
+        return entries[index.cpu()] if has_known_indices(index) else None
     # Each position may select another sample.
     return torch.zeros_like(entries)
 
@@ -77,6 +78,12 @@ _SELECTIONS = {
 
 WRITES = ("index_add", "index_copy", "index_put", "scatter", "scatter_add", "scatter_reduce")
 """Operations that write rows at given numbers, whose order is unknown."""
+
+
+def has_known_indices(part: list[Any] | Tensor) -> bool:
+    """Return True if a part of an index is a list or tensor of integers whose values are known."""
+    is_hidden = isinstance(part, Tensor) and (part.is_meta or is_vmapped(part))
+    return not is_hidden and _is_row_of_indices(part)
 
 
 def _part_of_axis(index: Any, rank: int, axis: int) -> Any:
@@ -236,7 +243,7 @@ def _index(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
             moved.append(GONE)
         elif part is None:
             place += 1
-        elif isinstance(part, slice) or (is_single and is_row_of_indices(part)):
+        elif isinstance(part, slice) or (is_single and _is_row_of_indices(part)):
             moved.append(place)
             place += 1
         else:
@@ -244,12 +251,10 @@ def _index(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     return moved if place == output.ndim else [None] * source.ndim
 
 
-def is_row_of_indices(part: list[Any] | Tensor) -> bool:
+def _is_row_of_indices(part: list[Any] | Tensor) -> bool:
     """Return True if a part of an index is a one-dimensional list or tensor of integers."""
     if isinstance(part, list):
         return all(type(entry) is int for entry in part)
-    if part.is_meta or is_vmapped(part):
-        return False
     return part.ndim == 1 and part.dtype not in (torch.bool, torch.uint8)
 
 
