@@ -221,12 +221,25 @@ def _status() -> int:
         note(f"{file}{system_text(error)}")
         status = 2
     except Exception as error:
-        # A bug in nlbench or in a plugin.
         if os.environ.get("NLBENCH_TRACEBACK"):
             raise
-        note(f"{error_text(error)} (set NLBENCH_TRACEBACK=1 for the traceback)")
-        status = 1
+        if refusal := _refusal(error):
+            note(f"the inputs don't fit: {refusal}; see --data, and nlbench list datasets")
+            status = 2
+        else:
+            # A bug in nlbench or in a plugin.
+            note(f"{error_text(error)} (set NLBENCH_TRACEBACK=1 for the traceback)")
+            status = 1
     return status if isinstance(status, int) else 0
+
+
+def _refusal(error: Exception) -> str:
+    """Describe the inputs that a network refused, if that is the error."""
+    if "torch" not in sys.modules:
+        return ""
+    from nlbench.introspection.refused_inputs import describe_refusal
+
+    return describe_refusal(error)
 
 
 def _run_command() -> object:

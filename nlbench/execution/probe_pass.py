@@ -327,7 +327,7 @@ def _forward_failure(subject: Subject, device: torch.device, changes: Changes) -
         refused = next(((size, e) for size in sizes if (e := error_for(size)) is not None), None)
     # The model may have left a mode, which is gone now.
     if error is not None:
-        reason = describe_refusal(model, error)
+        reason = describe_refusal(error, model)
         return Result.missing("failed", f"the inputs don't fit: {reason}") if reason else None
     if refused is None:
         return None

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from .function_calls import tensors_in
 
 
-def describe_refusal(model: nn.Module, error: BaseException) -> str:
+def describe_refusal(error: BaseException, model: nn.Module | None = None) -> str:
     """Describe what the layer that raised an error takes, and what it gets.
 
-    Return an empty text if the error has another cause, or the layer is not known.
+    Return an empty text if the error has another cause, or the layer is not known. The model is by
+    default the outermost module that was called.
 
     Examples
     --------
@@ -24,13 +25,15 @@ def describe_refusal(model: nn.Module, error: BaseException) -> str:
     >>> try:
     ...     model(torch.zeros(4, 7))
     ... except RuntimeError as error:
-    ...     print(describe_refusal(model, error))
+    ...     print(describe_refusal(error))
     the layer 0 (Linear) takes inputs of shape (..., 6), and gets (4, 7)
     """
-    for layer, x in _calls(error):
+    calls = list(_calls(error))
+    for layer, x in calls:
         expected, given = _type_mismatch(layer, x) or _shape_mismatch(layer, x) or ("", "")
         if expected:
-            names = (name for name, module in model.named_modules() if module is layer)
+            root = model or calls[-1][0]
+            names = (name for name, module in root.named_modules() if module is layer)
             name = f"the layer {next(names, '')}".strip()
             return f"{name} ({type(layer).__name__}) takes {expected}, and gets {given}"
     return ""

@@ -1,11 +1,12 @@
 """Files of the user that are only listed, planned or reported don't run."""
 
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from nlbench.cli.app import app
+from nlbench.cli.app import app, main
 
 MARK = "from pathlib import Path\nPath({marker!r}).write_text(__name__)\n"
 NET = """
@@ -93,3 +94,17 @@ def test_changed_files_are_planned_without_running(folder, monkeypatch):
         file.write_text(text)
     assert "my_net.py:Net has changed since cells were recorded" in output
     assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize(
+    "command", [["list", "sites"], ["remove", "--out", "removed"]], ids=" ".join
+)
+def test_refused_inputs_are_one_line(folder, command, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["nlbench", *command, "--model", "my_net.py"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    message = capsys.readouterr().err.strip()
+    assert caught.value.code == 2
+    assert "the layer body.0 (Linear) takes inputs of shape (..., 3)" in message
+    assert "\n" not in message

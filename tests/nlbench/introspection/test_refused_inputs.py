@@ -33,7 +33,7 @@ def test_a_refused_input_is_described(name):
     model = nn.Sequential(layer).eval()
     with pytest.raises(Exception) as caught:  # noqa: PT011
         model(x)
-    assert re.search(message, describe_refusal(model, caught.value))
+    assert re.search(message, describe_refusal(caught.value, model))
 
 
 def test_other_errors_of_a_layer_are_not_described():
@@ -44,7 +44,7 @@ def test_other_errors_of_a_layer_are_not_described():
     model = Bug(3, 2)
     with pytest.raises(RuntimeError) as caught:
         model(torch.zeros(2, 3))
-    assert describe_refusal(model, caught.value) == ""
+    assert describe_refusal(caught.value, model) == ""
 
 
 @pytest.mark.parametrize("x", [torch.zeros(16, 6).long(), torch.zeros(16, 7)], ids=["type", "size"])
