@@ -3,7 +3,8 @@
 Each seed makes a network and a segment: convolutions (dense, grouped, depthwise), batch norm with
 statistics of data, activations with one or two kinks, max and average pooling with and without
 overlap, residual and dense blocks, sorting, MLPs and mixers. The constants of the estimate were
-chosen on seeds below 10,000. Seeds from 20,000 were compared after the last change of a constant.
+chosen on seeds below 10,000, and rules were changed after a look at seeds from 20,000. Seeds from
+30,000 were compared after the last change.
 
 Prints each network whose lower bound is above the exact count or whose errors do not hold, and the
 numbers of eight kinds: how many estimates of crossings are within their stated errors, and the mean
@@ -310,7 +311,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=20_000, help="seed of the first network")
+    parser.add_argument("--seed", type=int, default=30_000, help="seed of the first network")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".json"))
     arguments = parser.parse_args()
