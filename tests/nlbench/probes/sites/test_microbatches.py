@@ -194,8 +194,6 @@ MIXING = {
     "a norm of the batch": lambda x: F.normalize(x, dim=0),
     "attention to other samples": attended,
     "a matrix of distances": lambda x: x + torch.cdist(x, x).sum(1, keepdim=True),
-    "a roll": lambda x: x.roll(1, 0),
-    "a flip": lambda x: x.flip(0),
     "the rank of a sample": lambda x: x + x.argsort(0),
     "its neighbour": repeated,
     "the largest of the batch": lambda x: x / (1 + x.abs().amax()),
@@ -228,6 +226,9 @@ APART = {
     "products of each with itself": lambda x: (x[:, :, None] @ x[:, None]).sum(2),
     "a table": lambda x: x + torch.arange(6.0),
     "samples one by one": lambda x: torch.stack([one * one.sum() for one in x]),
+    # Samples that are reordered are put back in order.
+    "a roll": lambda x: x.roll(1, 0),
+    "a flip": lambda x: x.flip(0),
 }
 
 
