@@ -479,8 +479,8 @@ def test_batches_of_every_form_are_those_of_tensors(folder, model, data):
         load_subject(SubjectSpec(f"net.py:{model}", "init", f"net.py:{data}"), torch.device("cpu"))
         for model, data in ((model, data), ("One", "pair"))
     ]
-    outputs = [subject.model(subject.inputs) for subject in subjects]
-    assert torch.equal(*outputs)
+    # Packed inputs have other strides, for which kernels may add in another order.
+    torch.testing.assert_close(*(subject.model(subject.inputs) for subject in subjects))
     assert torch.equal(*(subject.labels for subject in subjects))
     assert subjects[0].inputs.is_floating_point()
 
