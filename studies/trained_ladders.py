@@ -150,7 +150,8 @@ class TrainedLadders(Study):
     question = "Which measures follow nonlinearity that is planted in trained networks?"
     source = Source("", "ours; see docs/benchmark.md")
     needs = "the zoo's packages (make zoo), 4 GB of disk; nothing if quick"
-    minutes, quick_minutes = 30.0, 0.3
+    minutes = 30.0
+    quick_minutes = 0.3
     takes = ("seeds", "measures")
 
     def measure(self, context: Context) -> Runs:

@@ -234,7 +234,10 @@ class SamplePairs:
 
     @torch.no_grad()
     def with_samples(self, x: Samples, y: Samples) -> SamplePairs:
-        """Add one batch; the tensors are copied."""
+        """Add one batch.
+
+        The tensors are copied.
+        """
         x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
         count = check_count(x, y, at_least=0)
         widths = (x.shape[1], y.shape[1])

@@ -154,7 +154,10 @@ def remove(
 def network_with_maps(
     model: nn.Module, maps: Mapping[str, AffineMap], example: Tensor, of: str = "activations"
 ) -> nn.Module:
-    """Copy a network and replace calls by fitted maps, keyed by their names; see `remove`."""
+    """Copy a network and replace calls by fitted maps, keyed by their names.
+
+    See `remove`.
+    """
     network, layers = _with_layers(model, list(maps), example, of)
     with torch.no_grad():
         for name, affine in maps.items():

@@ -577,7 +577,7 @@ def has_tied_head(model: nn.Module) -> bool:
 
 
 def untie_head(pretrained: Any) -> None:
-    """Give the head of a transformers model a weight of its own, in place."""
+    """Copy the head's weight of a transformers model, so that it is untied, in place."""
     head = pretrained.get_output_embeddings()
     if head is not None:
         head.weight = nn.Parameter(head.weight.detach().clone())

@@ -46,7 +46,10 @@ def batch_first(tensor: Tensor, batch: int | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """Axes of a tensor; None if unknown."""
+    """Axes of a tensor.
+
+    None if unknown.
+    """
 
     # channel, batch: `GONE` if the axis was removed
     channel: int | None
@@ -145,7 +148,10 @@ class Layouts:
         return batch, others[-1] if tensor.ndim == 3 else others[0], True
 
     def order(self, tensor: Tensor) -> Tensor | None:
-        """Return the sample index of each entry of the batch axis; None if they are in order."""
+        """Return the sample index of each entry of the batch axis.
+
+        None if they are in order.
+        """
         return self._layouts.get(tensor, _UNKNOWN).order
 
     def follow(self, call: FunctionCall, output: object) -> None:

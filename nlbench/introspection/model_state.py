@@ -232,7 +232,7 @@ def _items(value: Any) -> list[Any] | None:
 
 
 def _restore_items(value: Any, items: Sequence[Any]) -> None:
-    """Give a container the items that it had, unless it still has them."""
+    """Restore the items of a container, unless it still has them."""
     kind = _container_type(value)
     if kind is None or _identities(_items(value)) == _identities(items):
         return

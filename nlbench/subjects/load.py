@@ -103,7 +103,10 @@ CALIBRATION_BATCH = 128
 
 
 def load_dataset(name: str, options: Mapping[str, OptionValue | str] | None = None) -> Data:
-    """Open a registered dataset; options that are not passed take their defaults."""
+    """Open a registered dataset.
+
+    Options that are not passed take their defaults.
+    """
     build = registry.load("datasets", name)
     dataset = build(**resolve_options(dataset_info(build).options, options or {}, owner=name))
     required = ("name", "shape", "classes", "preprocessing", "source", "normalize", "sample")

@@ -223,7 +223,10 @@ class AffineFit:
         return self._shift is not None and self._shift[0].shape == self._shift[1].shape
 
     def per_channel(self) -> AffineMap:
-        """Return the best slope and intercept of each channel; a constant channel has slope 0."""
+        """Return the best slope and intercept of each channel.
+
+        A constant channel has slope 0.
+        """
         (mean_x, mean_y), (centre_x, centre_y) = self._means()
         if not self.keeps_channels:
             raise Undefined(

@@ -145,7 +145,10 @@ class PositionSelector:
         return None
 
     def select(self, tensor: Tensor, axis: int) -> SelectedPositions | None:
-        """Select positions of a tensor; return None if rows are means over all positions."""
+        """Select positions of a tensor.
+
+        Return None if rows are means over all positions.
+        """
         sizes = [size for index, size in enumerate(tensor.shape) if index not in (0, axis)]
         n, positions = (len(tensor), math.prod(sizes)) if tensor.ndim else (1, 1)
         valid = self._valid(n, sizes, tensor.device)
@@ -304,7 +307,9 @@ def _allowed(value: Tensor, name: str) -> Tensor:
 
 
 def _mask_of_lengths(lengths: object, arguments: Sequence[object], samples: int) -> Tensor | None:
-    """Return True for the tokens (n, t) of sequences of given lengths; None if t is unknown.
+    """Return True for the tokens (n, t) of sequences of given lengths.
+
+    None if t is unknown.
 
     Examples
     --------

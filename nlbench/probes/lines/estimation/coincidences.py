@@ -81,7 +81,8 @@ class CrossingTable:
         self._crossings[0] = position[segment] * self.steps + step
         is_kept = position[segment] >= 0
         self._crossings, self._values = self._crossings[:, is_kept], self._values[..., is_kept]
-        self._noise, self._labels = self._noise[is_kept], self._labels[is_kept]
+        self._noise = self._noise[is_kept]
+        self._labels = self._labels[is_kept]
         self.segments = len(indices)
 
     def halve(self, log: CrossingLog) -> None:

@@ -126,7 +126,9 @@ class _SegmentState:
         return error <= max(self.deviation_target(tolerance) - fixed, fixed)
 
     def integrate(self, checks: Tensor, tolerance: float, is_last: bool) -> bool:
-        """Integrate on the coarsest grid that is accurate enough; return False if there is none.
+        """Integrate on the coarsest grid that is accurate enough.
+
+        Return False if there is none.
 
         Its values and integrals don't depend on how often counting has halved the grid. If it
         `is_last`, there is an estimate in any case.

@@ -130,7 +130,8 @@ class GridGroup:
         rounding: Sequence[MeasuredRounding],
         precise: Callable[[], Evaluator],
     ) -> None:
-        self._evaluator, self._precise = evaluator, precise
+        self._evaluator = evaluator
+        self._precise = precise
         piecewise = evaluator.piecewise
         self._first_steps = piecewise.first_steps
         self._site_index = piecewise.site_index
@@ -202,7 +203,9 @@ class GridGroup:
             self._switches.append(switches)
 
     def _with_capacity(self, evaluate: Callable[[CrossingLog, CrossingLog], None]) -> CrossingLog:
-        """Evaluate, retrying with more capacity while a log overflows; nothing is stored then.
+        """Evaluate, retrying with more capacity while a log overflows.
+
+        Nothing is stored then.
 
         Returns the log of crossings.
         """

@@ -38,7 +38,10 @@ class ProgramStep:
 
 @dataclass(frozen=True)
 class Program:
-    """A network as a sequence of steps; value 0 is the input."""
+    """A network as a sequence of steps.
+
+    Value 0 is the input.
+    """
 
     steps: tuple[ProgramStep, ...]
     output: int  # index of the value that the network returns

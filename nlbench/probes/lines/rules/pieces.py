@@ -180,7 +180,10 @@ class MaxGroups:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Groups of units that are sorted; the output consists of the values at certain ranks."""
+    """Groups of units that are sorted.
+
+    The output consists of the values at certain ranks.
+    """
 
     # Maps the inputs at P points to the values to sort, (P, groups, units). It is also applied to
     # error bounds.
