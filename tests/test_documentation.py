@@ -105,6 +105,11 @@ def test_the_commands_of_a_page_parse(page):
         assert commands[name].make_context(name, arguments).info_name == name
 
 
+def test_the_api_page_lists_every_public_name():
+    listed = (ROOT / "docs" / "api.rst").read_text(encoding="utf-8").split()
+    assert set(nlbench.__all__) <= set(listed)
+
+
 def test_the_readme_counts_measures_and_defects():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     defects = (ROOT / "docs" / "defects.md").read_text(encoding="utf-8").count("| `tests/")

@@ -80,7 +80,8 @@ def page_lines(measure: type[Measure], figures: Collection[str]) -> Iterator[str
     yield from row("Larger values", measure.more_means)
     yield from row("Bounds", f"{low:g} to {high:g}".replace("inf", "∞"))
     yield from row("Units", sections.get("Units", ""))
-    yield from row("Probe", measure.probe)
+    description = registry.load("probes", measure.probe).description
+    yield from row("Probe", f"``{measure.probe}``: {description}")
     yield from row("Version", measure.version)
     for option, about in measure.options.items():
         yield from row("Option", f"``{name}.{option} = {about.default}``: {about.help}")
