@@ -46,13 +46,27 @@ NOT_CONFIRMED = [
 def study_table() -> str:
     """Return a table of the studies that ship."""
     rows = []
-    for name, entry in registry.entries("studies").items():
-        if any(claim.value.startswith("nlbench.") for claim in entry.claims):
-            study = registry.load("studies", name)
-            takes = ", ".join(f"`--{flag}`" for flag in study.takes)
-            minutes = f"{study.minutes:g} ({study.quick_minutes:g})"
-            rows.append((f"`{name}`", study.question, study.needs, minutes, takes))
+    for name in _shipped_studies():
+        study = registry.load("studies", name)
+        takes = ", ".join(f"`--{flag}`" for flag in study.takes)
+        minutes = f"{study.minutes:g} ({study.quick_minutes:g})"
+        rows.append((f"`{name}`", study.question, study.needs, minutes, takes))
     return _table(["study", "question", "needs", "minutes (quick)", "takes"], rows)
+
+
+def _shipped_studies() -> list[str]:
+    entries = registry.entries("studies").items()
+    return [name for name, entry in entries if entry.claims[0].value.startswith("nlbench.")]
+
+
+def paper_table() -> str:
+    """Return the studies of each publication that they are compared with."""
+    studies: dict[str, list[str]] = {}
+    for name in _shipped_studies():
+        citation = registry.load("studies", name).source.citation
+        if citation:
+            studies.setdefault(citation, []).append(f"`{name}`")
+    return _table(["paper", "studies"], ((key, ", ".join(studies[key])) for key in sorted(studies)))
 
 
 def count_table() -> str:
@@ -135,6 +149,7 @@ def update(page: str) -> str:
     """Return a page with all its tables updated."""
     tables = {
         "list": study_table,
+        "papers": paper_table,
         "confirmed": lambda: remark_table(CONFIRMED),
         "not confirmed": lambda: remark_table(NOT_CONFIRMED),
         "count": count_table,

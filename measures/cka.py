@@ -419,7 +419,7 @@ class _RBFAccumulator(_SumsAccumulator):
 
 
 class CKA(PairsMeasure):
-    r"""CKA between a site's input and output: 1 if the geometry is preserved.
+    r"""CKA between an activation's input and output: 1 if the geometry is preserved.
 
     By default the value is biased and computed from all samples of the run. With ``debiased=true``
     the three unbiased HSIC terms are summed over batches before the ratio is taken; batches of

@@ -49,7 +49,7 @@ def least_depth(costs: Sequence[float], tolerance: float, places: int) -> int:
 
 
 class EffectiveDepth(SampleMeasure):
-    r"""Effective depth: the least number of blocks that stay if the others may cost a little.
+    r"""Effective depth: least number of blocks that stay if skipping others may cost 0.1 nats.
 
     Blocks are skipped together, in the order of their influence, the least one first (``value``),
     or from the last one on (``last``). The cost is the change in the mean cross-entropy. Networks

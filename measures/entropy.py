@@ -93,7 +93,7 @@ def _entropies(values: Tensor, rounding: float) -> Tensor:
 
 
 class Entropy(PooledMeasure):
-    r"""Change in the histogram entropy of a sample's features at a site, in nats.
+    r"""Change in the histogram entropy of a sample's features by an activation, in nats.
 
     Computed from the reduced features, and averaged over all samples of the run; ``before`` and
     ``after`` are the mean entropies. A sample with equal features has entropy 0.

@@ -113,7 +113,7 @@ class _InfluenceAccumulator(Accumulator):
 
 
 class Influence(PooledMeasure):
-    r"""Influence: mean over rows of the cosine distance between a place's input and output.
+    r"""Influence: mean over tokens of the cosine distance between a layer's input and output.
 
     It is the block influence by which ShortGPT ranks blocks for removal: 0 for a block that changes
     no token's direction. `relative_change` is the mean of ‖y - x‖ / ‖x‖. Both refer to the residual

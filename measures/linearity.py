@@ -485,7 +485,7 @@ class _Target:
 
 
 class Linearity(PooledMeasure):
-    r"""Linearity: fraction of a place's output that an affine map of its input predicts.
+    r"""Linearity: fraction of a layer's output that an affine map of its input predicts.
 
     The map is fitted by least squares, from sums accumulated in float64. The value is computed on
     held-out rows: folds consist of whole sequences, and each fold is predicted by the fit to the

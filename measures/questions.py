@@ -11,13 +11,13 @@ ACTIVATIONS = Question(
     "How nonlinear are its activations?",
     ("r2", "cka", "affinity"),
     cost="one forward pass",
-    caution="`affinity` compares distributions, not pairs",
+    caution="`r2` needs more samples than channels; `affinity` compares distributions, not pairs",
     order=1,
 )
 FUNCTION = Question(
     "How complex is the function it computes?",
     ("nlc", "affine-residual", "pieces"),
-    cost="`pieces`: up to 2,000 passes a path",
+    cost="`pieces`: up to 2,000 passes a segment",
     caution="`nlc` inverts the order of some trained networks",
     order=2,
 )
@@ -31,7 +31,7 @@ REMOVAL = Question(
 REGIONS = Question(
     "Where are its linear regions?",
     ("density", "absdev"),
-    cost="up to 2,000 passes a path",
+    cost="up to 2,000 passes a segment",
     caution="`density` counts kinks, however weak; `absdev` grows with the outputs",
     order=4,
 )

@@ -498,7 +498,7 @@ def _squared_errors(train: Moments, test: Moments) -> Tensor:
 
 
 class R2(PairsMeasure):
-    r"""R² of the affine least-squares fit of a site's output on its input.
+    r"""R² of the affine least-squares fit of an activation's output on its input.
 
     A single fit for all samples of the run, from second moments accumulated in float64. Directions
     of the standardised inputs below 1e-5 of the strongest are dropped. With at most d + 1 samples

@@ -111,7 +111,7 @@ def _fraction(values: Tensor) -> Tensor:
 
 
 class Sparsity(PooledMeasure):
-    r"""Change in the fraction of entries within 1e-3 of zero at a site.
+    r"""Change in the fraction of entries within 1e-3 of zero by an activation.
 
     Computed from unreduced activations, and averaged over all samples of the run. The statistics
     ``before`` and ``after`` are the two fractions.

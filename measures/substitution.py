@@ -188,7 +188,7 @@ class _Terms:
 
 
 class Substitution(Measure):
-    r"""Cost of replacing each place by its best affine map, fitted on other samples.
+    r"""Cost of replacing each activation by its best affine map, fitted on other samples.
 
     ``value`` is the cost of the first of ``replacement.maps``: by default the best slope and
     intercept per channel of an activation call, and the best full map of a block or another module.

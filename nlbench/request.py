@@ -218,7 +218,10 @@ class ExecutionOptions:
 class RunOptions:
     """Output options of ``nlbench run``."""
 
-    sites: str = _option("Sites to measure; short for --set sites.select=….", "")
+    sites: str = _option(
+        "Activations to measure, by name or kind:KIND; ! excludes. Short for --set sites.select=….",
+        "",
+    )
     out: str | None = _option(
         "Folder for the run.",
         None,

@@ -122,7 +122,7 @@ def board_view(
 ) -> dict[str, Any]:
     """Build the template variables for the leaderboard from the packed data."""
     packed = content["measures"]
-    names = [measure["name"] for measure in packed]
+    shown = {measure["name"]: measures[measure["name"]] for measure in packed}
     # The measure of the fingerprints has a direction, and values for most networks.
     drawn = [m for m in packed if m["probe"] == "sites" and m["strip"]]
     drawn = [m for m in drawn if m["sense"]] or drawn
@@ -130,7 +130,7 @@ def board_view(
         m["name"]: sum(len(row.entries[m["name"]].place_values) > 0 for row in rows) for m in drawn
     }
     fingerprint = max(drawn, key=lambda m: networks[m["name"]], default=None)
-    remarks = [remark for remark in remarks_of(rows, names) if remark.status == "ok"][:MAX_MARKS]
+    remarks = [remark for remark in remarks_of(rows, shown) if remark.status == "ok"][:MAX_MARKS]
     subjects = content["subjects"]
     differing = {key for key in ("data", "seed") if len({s[key] for s in subjects}) > 1}
     entries = [entry for row in rows for entry in row.entries.values()]

@@ -4,14 +4,17 @@ import csv
 import inspect
 import json
 import re
+import shlex
 import tarfile
 from pathlib import Path
 
 import pytest
+import typer
 from commands import call
 
 import nlbench
 from nlbench import registry
+from nlbench.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -89,6 +92,31 @@ def test_the_python_of_a_page_runs(page, tmp_path):
     script.write_text("\n".join(READERS + part for part in [*parts, USES.get(page, "")]))
     done = call(cwd=tmp_path, script=str(script))
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "docs" / "tutorials").glob("*.py"))])
+def test_the_commands_of_a_page_parse(page):
+    text = re.sub(r"\\\n[# ]*", "", page.read_text(encoding="utf-8"))
+    is_page = page.suffix == ".md"
+    blocks = re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.S | re.M) if is_page else [text]
+    commands = typer.main.get_command(app).commands
+    for line in re.findall(r"^(?:#    )?(nlbench .*)$", "\n".join(blocks), re.M):
+        _, name, *arguments = shlex.split(line, comments=True)
+        assert commands[name].make_context(name, arguments).info_name == name
+
+
+def test_the_api_page_lists_every_public_name():
+    listed = (ROOT / "docs" / "api.rst").read_text(encoding="utf-8").split()
+    assert set(nlbench.__all__) <= set(listed)
+
+
+def test_the_readme_counts_measures_and_defects():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    defects = (ROOT / "docs" / "defects.md").read_text(encoding="utf-8").count("| `tests/")
+    claims = [entry.claims[0].value for entry in registry.entries("measures").values()]
+    measures = sum(claim.startswith("nlbench.") for claim in claims)
+    assert f"computes {measures} measures" in readme
+    assert f"For each of {defects}" in readme
 
 
 def test_the_tests_that_pages_name_exist():

@@ -25,10 +25,12 @@ from nlbench.conformance.checks import Trial, check_invariances
 from nlbench.measure import INVARIANCES, Measure
 from nlbench.measure.contract import load_measure
 from nlbench.options import resolve_options
+from nlbench.question import load_questions
 from nlbench.reports.population import population_of
 from nlbench.reports.tables import RELATIVE
 
 LADDER = Path(__file__).parents[1] / "planted_ladder.csv"
+API = Path(__file__).parents[1] / "api.rst"
 SECTIONS = ("Definition", "Units", "Undefined", "Cost", "Limits", "Published code", "Examples")
 GREY, BLUE = "#808080", "#3b82c4"  # legible on a light and on a dark page
 
@@ -78,13 +80,20 @@ def page_lines(measure: type[Measure], figures: Collection[str]) -> Iterator[str
     yield from row("Larger values", measure.more_means)
     yield from row("Bounds", f"{low:g} to {high:g}".replace("inf", "∞"))
     yield from row("Units", sections.get("Units", ""))
-    yield from row("Probe", measure.probe)
+    description = registry.load("probes", measure.probe).description
+    yield from row("Probe", f"``{measure.probe}``: {description}")
     yield from row("Version", measure.version)
     for option, about in measure.options.items():
         yield from row("Option", f"``{name}.{option} = {about.default}``: {about.help}")
     for label, descriptions in invariances(measure).items():
         yield from row(label, "; ".join(descriptions))
-    yield from ["", *title("Definition", "-"), sections.get("Definition", ""), ""]
+    yield from [
+        "",
+        *use_lines(measure),
+        *title("Definition", "-"),
+        sections.get("Definition", ""),
+        "",
+    ]
     if "ladder" in figures:
         yield from [*title("Planted nonlinearity", "-"), f".. image:: {name}-ladder.svg", ""]
         yield "Initialised ``ladders/cnn`` with leaky ReLUs, from slope 1 (affine) to 0 (ReLU), on"
@@ -108,6 +117,23 @@ def page_lines(measure: type[Measure], figures: Collection[str]) -> Iterator[str
     if source.bibtex:
         yield from ["", ".. code-block:: bibtex", "", indented(source.bibtex)]
     yield from ["", "How it is computed, and what it is tested against: :doc:`/measures`.", ""]
+
+
+def use_lines(measure: type[Measure]) -> Iterator[str]:
+    """Yield how to compute a measure, and the questions that it answers."""
+    yield from [*title("Use", "-"), ".. code-block:: python", ""]
+    yield f'   nlbench.evaluate(model, inputs, ["{measure.name}"])'
+    yield from ["", ".. code-block:: sh", ""]
+    yield f"   nlbench run --measures {measure.name} --model my_net.py:Net --data ./images"
+    module = measure.__module__.rpartition(".")[2]
+    functions = re.findall(rf"^   {module}\.(\w+)$", API.read_text(encoding="utf-8"), re.M)
+    if functions:
+        links = ", ".join(f":func:`{measure.__module__}.{function}`" for function in functions)
+        yield from ["", f"As a function: {links}."]
+    for question in load_questions().values():
+        if measure.name in question.measures:
+            yield from ["", f"Question: *{question.text}* Caution: {question.caution}."]
+    yield ""
 
 
 def title(text: str, line: str) -> list[str]:

@@ -2,7 +2,7 @@
 Comparing two trainings
 =======================
 
-The same network, trained on correct labels and on labels of which 40 % are wrong.
+One network is trained twice: on correct labels, and with 40 % of them wrong.
 """
 
 import torch
@@ -40,15 +40,13 @@ clean_run, noisy_run = (
 )
 
 # %%
-# Differences have intervals, paired by activation and by path. ``share above zero`` is the share of
-# places at which the value rose.
+# Differences have errors and intervals, paired by sample and by path.
 
 comparison = nlbench.compare(clean_run, noisy_run)
 comparison.frame()
 
 # %%
 # The network that has learnt the wrong labels departs further from straight lines between samples,
-# and crosses more regions, on every path. Two activations are too few for an interval of theirs to
-# say much. The paths:
+# and crosses more regions. The values on each path:
 
 noisy_run.plot("absdev")

@@ -48,8 +48,8 @@ print(f"{loss.item():.2f} nats a byte")
 # %%
 # ``sites.of=blocks`` finds the blocks by their structure; values are computed over tokens, and
 # folds are whole sequences. ``linearity`` of a block is near 1 wherever its branch adds little to
-# the stream, so look at the branch: the part of what the block adds that an affine map of its input
-# predicts.
+# the stream. So look at ``branch_value``: the fraction of what the block adds that an affine map
+# of its input predicts.
 
 settings = {"sites.of": "blocks"}
 run = nlbench.evaluate(model, data[:256], ["linearity", "influence"], settings=settings)
@@ -57,6 +57,7 @@ rows = run.scores.query("place != '' and statistic in ('value', 'branch_value', 
 rows.pivot(index="place", columns=["measure", "statistic"], values="value").round(3)
 
 # %%
-# A score counts squares: where few tokens hold most of them (``top_share``), it is theirs.
+# A score is a ratio of squares: where few tokens hold most of them (``top_share``), these
+# determine it.
 
 run.plot("linearity")

@@ -2,9 +2,9 @@
 An ImageNet network on lines
 ============================
 
-ResNet18 on a line between two images of 224 × 224 pixels crosses about 170,000 linear regions per
-moved pixel. An exact trace would take hours. The number of boundaries is estimated on nested grids
-instead, and the estimate states its error.
+On a line from an image of 224 × 224 pixels to the same image moved by one pixel, ResNet18 crosses
+about 170,000 linear regions. An exact trace would take hours. The number of boundaries is
+estimated on nested grids instead, and the estimate states its error.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,9 @@
 Training with affinity in the loss
 ==================================
 
-``affinity_score`` is differentiable. Here a network is trained three times: as usual, with −ρ added
-to the loss, which keeps activations near affine maps, and with +ρ/4, which drives them away.
+``affinity_score`` is differentiable. Here a network is trained three times: as usual, with −ρ
+added to the loss, which keeps activations near affine maps, and with +ρ/4, which drives them
+away.
 """
 
 import matplotlib.pyplot as plt
@@ -48,5 +49,5 @@ axes[0].legend()
 figure
 
 # %%
-# Scores of batches of one size can be compared; a small last batch has another bias.
-# :doc:`/regularizer` has the figures of longer training runs, and what happens when ReLUs die.
+# Compare scores of batches of one size: a small last batch has another bias. :doc:`/regularizer`
+# has the figures of longer training runs, and what happens when ReLUs die.

@@ -2,8 +2,8 @@
 A measure, a model and an operation of your own
 ===============================================
 
-Classes and functions are used as they are; a package registers them by entry points, and then the
-command line knows their names (:doc:`/plugins`).
+From Python, pass classes and functions as they are. A package registers them by entry points,
+which gives them names on the command line (:doc:`/plugins`).
 """
 
 import torch

@@ -2,8 +2,8 @@
 A grid on a cluster
 ===================
 
-A grid is a request of several models, datasets, weights and seeds. Its cells (a network and a
-measure) are recorded one by one: an interrupted run goes on with the same command.
+A grid is a request of several models, datasets, weights and seeds. Each measure of each network
+is recorded as soon as it is finished, so that the same command resumes an interrupted run.
 """
 
 import nlbench
@@ -32,8 +32,8 @@ larger = nlbench.Request(**{**vars(request), "measures": ("affinity", "cka", "r2
 nlbench.run(larger, "runs/grid").leaderboard(["r2"])
 
 # %%
-# Worker processes take cells in parallel, on the CPU or one for each GPU. Numbers don't depend on
-# the number of workers, and the cells above would not be measured again:
+# Worker processes measure in parallel, on the CPU or one for each GPU. Numbers don't depend on the
+# number of workers, and the numbers above are not measured again:
 
 options = ExecutionOptions(executor="processes", workers=2)
 nlbench.run(larger, "runs/grid", execution=options)
@@ -45,5 +45,5 @@ nlbench.run(larger, "runs/grid", execution=options)
 #
 #    nlbench run --config grid.toml --executor dask --address tcp://10.0.0.5:8786
 #
-# :doc:`/running` shows a file for Slurm, what is shared between the machines, time limits, memory
-# limits, and how runs of several machines are merged.
+# :doc:`/running` shows job arrays and a scheduler for Slurm, what the machines share, limits of
+# time and memory, and how to merge runs.

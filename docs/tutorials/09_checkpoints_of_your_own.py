@@ -83,8 +83,8 @@ run = nlbench.run(request, "runs/own/all")
 run.leaderboard()
 
 # %%
-# In continuous integration, two checkpoints are compared, and the exit status is 1 if a measure
-# changed by more than a limit:
+# In continuous integration, compare two checkpoints: the exit status is 1 if a measure changed by
+# more than a limit.
 #
 # .. code-block:: sh
 #

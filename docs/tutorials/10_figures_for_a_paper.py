@@ -2,9 +2,9 @@ r"""
 Figures for a paper
 ===================
 
-Every run has five figures in the size that a paper needs: text of 8 points, one column (3.25
-inches) or the whole text (6.75 inches) wide, in colours and marks that are distinct for
-colour-blind readers and in print without colour. None needs editing or scaling.
+Every run has five figures in the size that a paper needs: one column (3.25 inches) or the whole
+text (6.75 inches) wide, with text of 8 points, in colours and marks that are distinct for
+colour-blind readers and in print without colour.
 """
 
 import nlbench
@@ -26,7 +26,7 @@ run = nlbench.run(request, "runs/paper")
 run.figure("strip", measure="affinity")
 
 # %%
-# Networks by measures: the most nonlinear one on top, with 95 % intervals.
+# Networks by measures, with 95 % intervals; the most nonlinear network is on top.
 
 run.figure("board", width="text")
 
@@ -36,8 +36,8 @@ run.figure("board", width="text")
 run.figure("compare", measure="affinity", subject=["vgg8 · init", "vgg8 · trained"])
 
 # %%
-# The values of one network at each activation (``signature``), and its outputs along one path with
-# the chords that the absolute deviation is measured from (``path``).
+# ``signature`` draws the values of a network at each activation; ``path`` draws its outputs along
+# one path, with the chords from which the absolute deviation is measured.
 
 run.figure("path", subject="vgg8 · trained")
 
@@ -47,7 +47,7 @@ run.figure("path", subject="vgg8 · trained")
 run.figure("strip", measure="affinity").savefig("runs/strip.pdf")
 
 # %%
-# In LaTeX the figure has its size already:
+# In LaTeX, include the figure without scaling:
 #
 # .. code-block:: latex
 #
@@ -63,6 +63,6 @@ run.figure("strip", measure="affinity").savefig("runs/strip.pdf")
 print(run.to_latex(error=True))
 
 # %%
-# ``run.plot("affinity", ax=axes)`` and ``run.fingerprint(ax=axes)`` draw into axes of your own. The
-# page exports the same figures: *Download* above a leaderboard, *SVG* below a curve. ``nlbench cite
-# runs/paper`` prints the BibTeX of nlbench and of the measures.
+# ``run.plot("affinity", ax=axes)`` and ``run.fingerprint(ax=axes)`` draw into axes of your own.
+# The page exports the same figures: *Download* above a leaderboard, *SVG* below a curve.
+# ``nlbench cite runs/paper`` prints the BibTeX of nlbench and of the measures.

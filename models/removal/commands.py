@@ -34,8 +34,8 @@ from nlbench.serialization.files import make_folder, write_atomically
 Criterion = Annotated[
     str,
     typer.Option(
-        help="A measure with a value per site, or random, depth (last first) or size (smallest "
-        "first). With a measure, the calls closest to affine are removed first.",
+        help="A measure with a value per activation, or random, depth (last first) or size "
+        "(smallest first). By a measure, the activations closest to affine are removed first.",
         autocompletion=name_completer("measures"),
     ),
 ]
@@ -59,27 +59,29 @@ KeepRelus = Annotated[
 Of = Annotated[
     str,
     typer.Option(
-        help="Places to remove: activations, replaced by per-channel maps, or blocks, mlp, "
+        help="Parts to remove: activations, replaced by per-channel maps, or blocks, mlp, "
         "attention or modules:GLOB, replaced by full maps; spans:L for L consecutive blocks."
     ),
 ]
 SpanName = Annotated[
     str | None,
-    typer.Option("--span", help="The span of blocks to remove, inclusive: 12-15. Replaces --of."),
+    typer.Option(
+        "--span", help="The span of blocks to remove, with both ends: 12-15. Replaces --of."
+    ),
 ]
 Count = Annotated[int, typer.Option(help="Spans to remove.", min=1, max=MAX_COUNT)]
 MapName = Annotated[
     str,
     typer.Option(
         "--map",
-        help="What takes a span's place: skip, nothing; affine, a map of the stream; fold, a map "
-        "in the weights of the previous block. A map that costs more than skip isn't used.",
+        help="Replacement of a span: skip (nothing), affine (a map of the stream) or fold (a map "
+        "in the weights of the previous block), unless it costs more than skip.",
     ),
 ]
 Judged = Annotated[
     int,
     typer.Option(
-        help="Spans, the first ones by the criterion, whose cost is measured to choose one.",
+        help="Number of spans, the best by the criterion, whose cost is measured to choose one.",
         min=1,
         max=MAX_COUNT,
     ),
@@ -148,11 +150,11 @@ def remove(
     progress: ProgressStyle = "auto",
     as_json: JsonFlag = False,
 ) -> None:
-    """Replace calls by affine maps in the order of a criterion, and evaluate the remaining network.
+    """Replace activations or blocks by affine maps, one by one, and evaluate what remains.
 
     All maps are refitted after each removal. The network that keeps the requested fraction is
     saved as a checkpoint for --weights. Spans of blocks (--of spans:L, --span) are deleted instead,
-    --count of them, and --export writes the network that is left.
+    --count of them. --export writes the remaining network.
     """
     for group, name in (("models", model), ("datasets", data)):
         registry.expand(group, [name])

@@ -26,7 +26,7 @@ def compare(
         ),
     ] = None,
 ) -> None:
-    """Show the differences between two runs, place by place, and what could explain them."""
+    """Show the differences between two runs, layer by layer, and what could explain them."""
     from rich.console import Console
 
     from nlbench.reporting import load_reports

@@ -132,6 +132,8 @@ def list_(
 
 def _plugin_row(entry: registry.Entry) -> dict[str, Any]:
     row = {"name": entry.name, "description": registry.describe(entry)}
+    if entry.group == "probes":
+        row["description"] = registry.load("probes", entry.name).description
     if entry.group == "studies":
         study = registry.load("studies", entry.name)
         row["needs"] = study.needs

@@ -40,7 +40,7 @@ Picture = Annotated[
 
 
 def plane(
-    model: Annotated[str, typer.Argument(help="Model name.")],
+    model: Annotated[str, typer.Argument(help="A registered model, or your own: my_net.py:Net.")],
     data: DataName = "digits",
     samples: Samples = "0,1,2",
     weights: Weights = "auto",

@@ -19,12 +19,12 @@ def report(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help="Output file, or a folder for a site with one page per run."
+            "--output", "-o", help="Output file, or a folder for an index and a page per run."
         ),
     ] = Path("report.html"),
     is_opened: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Write a self-contained page for one or more runs, or a site."""
+    """Write a self-contained page for one or more runs, or a folder with a page for each."""
     is_site = output.is_dir() or not output.suffix
     if not is_site and output.suffix.lower() not in (".html", ".htm"):
         expected = "a name ending in .html, or a folder"

@@ -104,7 +104,7 @@ def run(
 def _signature() -> inspect.Signature:
     """Return the command's signature, which Typer reads."""
     options = [
-        _parameter(name, option, PANELS[kind])
+        _parameter(name, option, PANELS[Request if name == "sites" else kind])
         for kind in SECTIONS
         for name, option in options_of(kind).items()
     ]

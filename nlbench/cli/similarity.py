@@ -33,7 +33,7 @@ def similarity(
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Compare the representations at all places of one network, or of two, by CKA.
+    """Compare the outputs of all activations of a network, or of two networks, by CKA.
 
     The networks are loaded again, which runs their code.
     """

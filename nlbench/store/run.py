@@ -190,7 +190,7 @@ class Run:
         ----------
         form : {"strip", "signature", "board", "compare", "path"}
             A strip of activations per network, the value at each activation, networks by measures,
-            two networks place by place, or the outputs along one path.
+            two networks activation by activation, or the outputs along one path.
         measure : str, optional
             By default the first measure of activations; ``board`` draws as many as fit.
         subject : str or sequence of str, optional

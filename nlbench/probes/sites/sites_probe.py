@@ -35,6 +35,11 @@ class _Alternative:
             kind is None or fnmatch.fnmatchcase(kind, glob) for glob in self.kinds
         )
 
+    def takes_all(self, name: str, kind: str | None) -> bool:
+        """Return True if every site of this name and kind meets the conditions."""
+        is_decided = not self.roles and (kind is not None or not self.kinds)
+        return is_decided and self.may_take(name, kind)
+
     def meets(self, site: Site) -> bool:
         return self.may_take(site.name, site.kind) and all(role == site.role for role in self.roles)
 
@@ -52,33 +57,45 @@ class Selection:
 
     # Alternatives; a site has to match one of them. If empty, all sites are selected.
     choices: tuple[_Alternative, ...] = ()
+    # A site must match none of these.
+    excluded: tuple[_Alternative, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Selection:
         """Parse comma-separated alternatives, each consisting of conditions joined by ``+``.
 
         A condition is a glob over names, ``kind:GLOB``, ``role:ROLE`` or ``every:K``. The last one
-        selects every k-th of the sites that meet the other conditions, starting with the first.
+        selects every k-th of the sites that meet the other conditions, starting with the first. An
+        alternative that begins with ``!`` excludes its sites from the others.
         """
         parts = [part.strip() for part in text.split(",") if part.strip()]
-        return cls(tuple(_parse(part) for part in parts if part != "*"))
+        excluded = tuple(_parse(part[1:]) for part in parts if part.startswith("!"))
+        if any(choice.every > 1 for choice in excluded):
+            raise RequestError(f"sites.select: '{text}', expected names, kinds or roles after '!'")
+        chosen = (part for part in parts if part != "*" and not part.startswith("!"))
+        return cls(tuple(map(_parse, chosen)), excluded)
 
     def may_take(self, name: str, kind: str | None) -> bool:
         """Return True if a site may be selected.
 
         The kind is None if not yet known.
         """
+        if any(choice.takes_all(name, kind) for choice in self.excluded):
+            return False
         return not self.choices or any(choice.may_take(name, kind) for choice in self.choices)
 
     def check(self, sites: Iterable[Site]) -> None:
-        """Raise `nlbench.RequestError` if an alternative matches none of a model's sites."""
+        """Raise `nlbench.RequestError` if an alternative or all of them match none of the sites."""
         known = list(sites)
-        for choice in self.choices:
+        for choice in self.choices + self.excluded:
             if known and not any(choice.meets(site) for site in known):
                 near = _nearest(choice, known)
                 raise RequestError(
                     f"sites.select: '{choice.text}' matches none of the {len(known)} sites{near}"
                 )
+        picker = Picker(self)
+        if known and not any(map(picker.takes, known)):
+            raise RequestError(f"sites.select excludes all of the {len(known)} sites")
 
 
 def _nearest(choice: _Alternative, sites: list[Site]) -> str:
@@ -96,10 +113,13 @@ class Picker:
 
     def __init__(self, selection: Selection) -> None:
         self._choices = selection.choices
+        self._excluded = selection.excluded
         self._met: Counter[int] = Counter()
 
     def takes(self, site: Site) -> bool:
         """Return True if the next site is selected."""
+        if any(choice.meets(site) for choice in self._excluded):
+            return False
         is_selected = not self._choices
         for index, choice in enumerate(self._choices):
             if choice.meets(site):
@@ -271,7 +291,7 @@ class Sites(LazyProbe):
         "select": Option(
             "*",
             "sites to observe: globs over names, kind:KIND, role:ROLE, every:K; + means and, "
-            "a comma means or",
+            "a comma means or, ! excludes",
         ),
         "attention": Option(False, "include the softmaxes of attention"),
     }

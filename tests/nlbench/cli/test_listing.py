@@ -151,7 +151,9 @@ def test_other_places_than_activations_are_listed():
 
 
 def test_probes_recipes_and_commands_are_listed():
-    assert {row["name"] for row in listed("probes")} >= {"sites", "lines", "graph", "function"}
+    probes = listed("probes")
+    assert {row["name"] for row in probes} >= {"sites", "lines", "graph", "function"}
+    assert all(row["description"] for row in probes)
     assert {row["name"] for row in listed("recipes")} >= {"adam", "vanilla"}
     commands = {row["name"]: row["description"] for row in listed("commands")}
     assert {"run", "list", "show", "report", "merge", "doctor", "train"} <= commands.keys()

@@ -49,6 +49,10 @@ def chosen(text, sites=SITES):
         ("stem.*, role:gate", [0, 3]),
         ("layer*+kind:relu,kind:gelu", [1, 2, 4, 5]),
         ("layer1.*+role:activation", [1, 2]),
+        ("!layer1.*", [0, 4, 5]),
+        ("!stem.*,!kind:gelu", [1, 2, 3, 4]),
+        ("kind:relu,!layer1.0.relu:1,!role:gate", [0, 1, 4]),
+        ("every:2,!stem.*", [1, 3, 5]),
     ],
 )
 def test_selection_returns_matching_sites(text, numbers):
@@ -71,6 +75,8 @@ def test_every_k_selects_each_kth_site(k, count):
         ("knd:relu", "invalid condition 'knd:relu'.*did you mean 'kind'"),
         ("kind=relu", "invalid condition 'kind=relu', expected .* kind:KIND"),
         ("every=2", "invalid condition 'every=2', expected .* every:K"),
+        ("!", "invalid condition ''"),
+        ("!every:2", "expected names, kinds or roles"),
         ("a++b", "invalid condition 'a\\+\\+b'"),
     ],
 )
@@ -83,7 +89,9 @@ def test_malformed_selection_is_refused(text, says):
     ("text", "says"),
     [
         ("layr1.0.relu", "'layr1.0.relu' matches none of the 6 sites; did you mean"),
+        ("stem.*, !kind:relu", "excludes all of the 6 sites"),
         ("*, kind:glu", "'kind:glu' matches none of the 6 sites; did you mean 'gelu'"),
+        ("!layr1.*", "'layr1.*' matches none of the 6 sites; did you mean"),
         ("role:attention", "'role:attention' matches none.*only with sites.attention=true"),
     ],
 )
@@ -92,7 +100,9 @@ def test_unmatched_selection_is_refused_by_name(text, says):
         Selection.parse(text).check(SITES)
 
 
-@pytest.mark.parametrize("select", ["2, 1", "kind:relu", "every:2", "role:activation+every:3"])
+@pytest.mark.parametrize(
+    "select", ["2, 1", "kind:relu", "every:2", "role:activation+every:3", "!2", "!kind:relu+1"]
+)
 def test_selection_holds_in_every_batch(select):
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Tanh(), nn.ReLU(), nn.SiLU())
     batches = [torch.randn(8, 4), torch.randn(8, 4)]
