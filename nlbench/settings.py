@@ -79,17 +79,16 @@ def resolve_settings(
             set_options |= by_owner.get(owner, {})
         return resolve_options(options, set_options, owner=name)
 
+    by_model = {}
+    for name, model in (models or {}).items():
+        if name in arguments or output:
+            common = for_all if name in arguments else output
+            by_model[name] = resolve_arguments(name, model, {**common, **by_owner.get(name, {})})
     return ResolvedSettings(
         tuple((m, options_of(m.name, m.options)) for m in measures),
         {name: options_of(name, probe.options) for name, probe in probes.items()},
         {n: options_of(n, info.options, settings_owners(n, info)) for n, info in datasets.items()},
-        {
-            name: resolve_arguments(
-                name, info, {**(for_all if name in arguments else output), **by_owner.get(name, {})}
-            )
-            for name, info in (models or {}).items()
-            if name in arguments or output
-        },
+        by_model,
     )
 
 
