@@ -46,7 +46,8 @@ def resolve_settings(
     Datasets and models have declarations, with options or keyword arguments, by name. Probes may
     have other defaults for the user's inputs. Raise RequestError if a setting applies to nothing.
     """
-    probes = {name: load_probe(name) for name in unique(m.probe for m in measures)}
+    probe_names = unique(m.probe for m in measures)
+    probes = {name: load_probe(name) for name in probe_names}
     if inputs is not None:
         defaults = {
             f"{name}.{option}": value

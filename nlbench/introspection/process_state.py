@@ -91,13 +91,12 @@ class AttributeSnapshot:
 
     def _restore_owner(self, owner: Any, before: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
         now = vars(owner).copy()
-        changed = [
-            attribute
-            for attribute, value in before.items()
-            if now.get(attribute, _MISSING) is not value
-            and _is_fixed(owner, attribute, value)
-            and not _is_wrapped_by_torch(now.get(attribute), value)
-        ]
+        changed = []
+        for attribute, value in before.items():
+            if now.get(attribute, _MISSING) is value or not _is_fixed(owner, attribute, value):
+                continue
+            if not _is_wrapped_by_torch(now.get(attribute), value):
+                changed.append(attribute)
         if isinstance(owner, type) or owner is torch._VF:
             hidden = super(owner, owner) if isinstance(owner, type) else owner.vf
             for attribute in now.keys() - before.keys():

@@ -377,14 +377,11 @@ _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 def _blocks(model: nn.Module, calls: Sequence[_Call]) -> list[_Call]:
     """Return the calls of the members of the longest module list and of similar lists."""
     modules = dict(model.named_modules())
-    candidates = [
-        call
-        for call in calls
-        if call.preserves_shape
-        and call.is_composite
-        and isinstance(modules.get(call.path.rpartition(".")[0]), _LISTS)
-        and call.path
-    ]
+    candidates = []
+    for call in calls:
+        parent = modules.get(call.path.rpartition(".")[0])
+        if call.path and isinstance(parent, _LISTS) and call.preserves_shape and call.is_composite:
+            candidates.append(call)
     # A sequence of blocks is a stage, not a block.
     stages = {
         call
