@@ -214,10 +214,10 @@ class EffectiveDepth(SampleMeasure):
         if not all(map(math.isfinite, costs)):
             raise NotFinite("the outputs without a block are not finite")
         remaining = iter(costs)
-        return {
-            name: {place.name: next(remaining) for place in order}
-            for name, order in self._orders.items()
-        }
+        by_order = {}
+        for name, order in self._orders.items():
+            by_order[name] = {place.name: next(remaining) for place in order}
+        return by_order
 
     def compute(self) -> Result:
         """Return the depths, with the cost after each removal."""

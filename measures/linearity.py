@@ -239,11 +239,15 @@ class _LinearityAccumulator(Accumulator):
         return x.sub_(frame.x).div_(frame.unit), y.sub_(frame.y).div_(frame.unit)
 
     def _update_extremes(self, x: PreparedSamples, y: PreparedSamples) -> None:
-        new = [(low, high) for low, high in (side.values.aminmax(dim=0) for side in (x, y))]
+        new: list[tuple[Tensor, Tensor]] = []
+        for side in (x, y):
+            low, high = side.values.aminmax(dim=0)
+            new.append((low, high))
         if self._extremes:
-            widths = [tuple(len(low) for low, _ in pairs) for pairs in (new, self._extremes)]
-            if widths[0] != widths[1]:
-                raise RequestError(f"a batch has {widths[0]} columns, earlier ones had {widths[1]}")
+            width = tuple(len(low) for low, _ in new)
+            known = tuple(len(low) for low, _ in self._extremes)
+            if width != known:
+                raise RequestError(f"a batch has {width} columns, earlier ones had {known}")
             new = [
                 (torch.minimum(low, old[0]), torch.maximum(high, old[1]))
                 for (low, high), old in zip(new, self._extremes, strict=True)

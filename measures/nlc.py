@@ -116,10 +116,11 @@ class _Terms:
     def per_sample(self) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
         """Average (n,) over directions and over each sample's parts as x, x' and x''."""
         offsets = list(_offsets(len(self.order), len(self.slopes)))
-        slopes, spreads = (
-            torch.stack([_shared(t, *o) for t, o in zip(terms, offsets, strict=True)]).mean(0)
-            for terms in (self.slopes, self.spreads)
-        )
+        means = []
+        for terms in (self.slopes, self.spreads):
+            shared = [_shared(t, *o) for t, o in zip(terms, offsets, strict=True)]
+            means.append(torch.stack(shared).mean(0))
+        slopes, spreads = means
         return slopes, spreads, self.floors, self.dtype
 
     def memberships(self, groups: Tensor) -> Tensor:
@@ -306,5 +307,6 @@ class NonlinearityCoefficient(Measure):
         kept = [(members != group).all(1) for group in sorted(set(members[:, 0].tolist()))]
         return combine(
             lambda slope, spread: math.sqrt(slope / spread),
-            *([terms[mask].sum().item() for mask in kept] for terms in (slopes, spreads)),
+            [slopes[mask].sum().item() for mask in kept],
+            [spreads[mask].sum().item() for mask in kept],
         )

@@ -148,11 +148,13 @@ def with_means(result: Result, names: Iterable[str], parts: Iterable[str] = ()) 
 
 
 def _means(paths: Sequence[Mapping[str, float]], names: Iterable[str]) -> dict[str, float]:
-    return {
-        name: statistics.fmean(path[name] for path in paths)
-        for name in names
-        if paths and all(name in path for path in paths)
-    }
+    means: dict[str, float] = {}
+    if not paths:
+        return means
+    for name in names:
+        if all(name in path for path in paths):
+            means[name] = statistics.fmean(path[name] for path in paths)
+    return means
 
 
 def _without_paths(result: Result) -> tuple[float, ...]:

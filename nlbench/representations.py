@@ -142,11 +142,11 @@ def cka_matrix(
     grams = [_stack(side.values()) for side in (sides[:1] if second is None else sides)]
     if groups is None:
         groups = group_index(np.arange(n))
-    replicates = [
-        debiased_cka([gram[:, kept][:, :, kept] for gram in grams])
-        for kept in (np.flatnonzero(groups != group) for group in np.unique(groups))
-        if len(kept)
-    ]
+    replicates = []
+    for group in np.unique(groups):
+        kept = np.flatnonzero(groups != group)
+        if len(kept):
+            replicates.append(debiased_cka([gram[:, kept][:, :, kept] for gram in grams]))
     values = debiased_cka(grams)
     errors = np.full(values.shape, math.nan)
     if len(replicates) == GROUPS:
@@ -257,7 +257,9 @@ def similarity(
     if second is not first:
         sides.append(_features(load_recorded(second_run, second, device), options))
     rows = min(len(next(iter(features.values()))) for features, _ in sides)
-    cut = [{place: values[:rows] for place, values in features.items()} for features, _ in sides]
+    cut = []
+    for features, _ in sides:
+        cut.append({place: values[:rows] for place, values in features.items()})
     return cka_matrix(
         cut[0],
         cut[1] if len(cut) > 1 else None,

@@ -46,7 +46,8 @@ def resolve_settings(
     Datasets and models have declarations, with options or keyword arguments, by name. Probes may
     have other defaults for the user's inputs. Raise RequestError if a setting applies to nothing.
     """
-    probes = {name: load_probe(name) for name in unique(m.probe for m in measures)}
+    probe_names = unique(m.probe for m in measures)
+    probes = {name: load_probe(name) for name in probe_names}
     if inputs is not None:
         defaults = {
             f"{name}.{option}": value
@@ -79,17 +80,16 @@ def resolve_settings(
             set_options |= by_owner.get(owner, {})
         return resolve_options(options, set_options, owner=name)
 
+    by_model = {}
+    for name, model in (models or {}).items():
+        if name in arguments or output:
+            common = for_all if name in arguments else output
+            by_model[name] = resolve_arguments(name, model, {**common, **by_owner.get(name, {})})
     return ResolvedSettings(
         tuple((m, options_of(m.name, m.options)) for m in measures),
         {name: options_of(name, probe.options) for name, probe in probes.items()},
         {n: options_of(n, info.options, settings_owners(n, info)) for n, info in datasets.items()},
-        {
-            name: resolve_arguments(
-                name, info, {**(for_all if name in arguments else output), **by_owner.get(name, {})}
-            )
-            for name, info in (models or {}).items()
-            if name in arguments or output
-        },
+        by_model,
     )
 
 

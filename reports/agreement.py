@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from .leaderboard import CONFIDENCE, Row, sense_of
-from .tables import Scores
+from .tables import Score, Scores
 
 _WIDTH = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
@@ -207,10 +207,10 @@ def agreement(rows: Sequence[Row], scores: Scores) -> dict[str, dict[tuple[str, 
     Measures without a direction are not reoriented.
     """
     senses = {name: sense_of(info) or 1 for name, info in scores.measures.items()}
-    columns = {
-        name: senses[name] * np.array([row.entries[name].value for row in rows])
-        for name in scores.measures
-    }
+    columns = {}
+    for name in scores.measures:
+        values = [row.entries[name].value for row in rows]
+        columns[name] = senses[name] * np.array(values)
     coefficients: dict[str, dict[tuple[str, str], Correlation]] = {
         "spearman": {}, "kendall": {}, "pearson": {},
     }  # fmt: skip
@@ -220,15 +220,15 @@ def agreement(rows: Sequence[Row], scores: Scores) -> dict[str, dict[tuple[str, 
         if {scores.measures[name].get("probe") for name in (a, b)} == {"sites"}:
             common = []
             for subject in scores.subjects:
-                x, y = (
-                    pd.Series(
-                        {place.name: place.value for place in scores[subject.label, n].places}
-                    )
-                    for n in (a, b)
-                )
+                x = _place_values(scores[subject.label, a])
+                y = _place_values(scores[subject.label, b])
                 common.append((senses[a] * x, senses[b] * y.reindex(x.index)))
             coefficients["pearson"][a, b] = within_groups(common)
     return coefficients
+
+
+def _place_values(score: Score) -> pd.Series[float]:
+    return pd.Series({place.name: place.value for place in score.places})
 
 
 def agreement_frame(

@@ -51,7 +51,9 @@ def removal_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return rows of a removal as text: fractions in percent, costs with their standard errors."""
     names = [name for name in rows[0] if not name.endswith("_se")]
     head = [re.sub(r"left_(\w+)", r"\1 left", name).replace("_", " ") for name in names]
-    texts = [tuple(_text(row, name) for name in names) for row in rows]
+    texts = []
+    for row in rows:
+        texts.append(tuple(_text(row, name) for name in names))
     return Table(tuple(head), tuple(texts), numbers=True)
 
 

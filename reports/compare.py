@@ -338,12 +338,8 @@ class Comparison:
     def markdown(self) -> str:
         """Return the comparison as Markdown."""
         table = self._table(self.rows())
-        lists = [
-            "\n".join(f"- {one_line(line)}" for line in lines)
-            for lines in (self.sentences(), self._notes())
-        ]
-        parts = [f"# {self.names[0]} and {self.names[1]}", lists[0]]
-        parts += [markdown_table(table.head, table.rows).rstrip(), lists[1]]
+        parts = [f"# {self.names[0]} and {self.names[1]}", _markdown_list(self.sentences())]
+        parts += [markdown_table(table.head, table.rows).rstrip(), _markdown_list(self._notes())]
         if self.explanations:
             head = ["manifest", *self.names]
             parts.append(markdown_table(head, self.explanations).rstrip())
@@ -354,14 +350,11 @@ class Comparison:
         drawn = [d for d in self.differences if sum(p.change == p.change for p in d.places) > 1]
         from .panels import comparison_panel  # imports matplotlib
 
-        panels = [
-            {
-                "title": d.measure if self._is_single() else f"{d.measure}, {d.subject}",
-                "verdict": d.verdict,
-                **comparison_panel(d, self.names, self.measures.get(d.measure, {}), index),
-            }
-            for index, d in enumerate(drawn[:_MAX_DRAWN])
-        ]
+        panels = []
+        for index, d in enumerate(drawn[:_MAX_DRAWN]):
+            title = d.measure if self._is_single() else f"{d.measure}, {d.subject}"
+            plot = comparison_panel(d, self.names, self.measures.get(d.measure, {}), index)
+            panels.append({"title": title, "verdict": d.verdict, **plot})
         return render(
             "compare.html.j2",
             names=self.names,
@@ -459,6 +452,10 @@ def compare_runs(first: Run, second: Run) -> Comparison:
     return Comparison(names, tested, explanations, tuple(alone), before.measures)
 
 
+def _markdown_list(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {one_line(line)}" for line in lines)
+
+
 def _match_checkpoints(
     before: Sequence[TableSubject], after: Sequence[TableSubject]
 ) -> list[tuple[TableSubject, TableSubject]]:
@@ -467,7 +464,8 @@ def _match_checkpoints(
     known = {subject.identity: subject for subject in after}
     pairs = [(s, known[s.identity]) for s in before if s.identity in known]
     paired = {subject.identity for subject, _ in pairs}
-    old, new = (_by_step(s for s in side if s.identity not in paired) for side in (before, after))
+    old = _by_step(s for s in before if s.identity not in paired)
+    new = _by_step(s for s in after if s.identity not in paired)
     return pairs + [(subject, new[key]) for key, subject in old.items() if key in new]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import itertools
 import json
 import math
 import os
@@ -97,36 +98,33 @@ class PageData:
         self._with_places = self._choose_subjects()
         self._place_lists: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
         self._traces: dict[str, int] = {}
-        self.colours = {
-            name: colour_scale(
-                name, info, (v for s in scores.subjects for v in scores[s.label, name].place_values)
-            )
-            for name, info in scores.measures.items()
-        }
+        self.colours = {}
+        for name, info in scores.measures.items():
+            by_subject = (scores[subject.label, name].place_values for subject in scores.subjects)
+            self.colours[name] = colour_scale(name, info, itertools.chain.from_iterable(by_subject))
 
     def pack(self) -> dict[str, Any]:
         """Return everything that the page shows or exports."""
         scores = self._scores
         positions = {subject.label: index for index, subject in enumerate(scores.subjects)}
-        decimals = {
-            name: entry_decimals([row.entries[name] for row in self._rows])
-            for name in scores.measures
-        }
-        rows = [
-            {
-                "label": row.label,
-                "subjects": [positions[subject.label] for subject in row.subjects],
-                "cells": [
-                    self._entry(row.entries[name], name, decimals[name]) for name in scores.measures
-                ],
-                "means": [self._mean(row, row.entries[name], name) for name in scores.measures],
-            }
-            for row in self._rows
-        ]
-        cells = [
-            [self._cell(subject, scores[subject.label, name], name) for name in scores.measures]
-            for subject in scores.subjects
-        ]
+        decimals = {}
+        for name in scores.measures:
+            decimals[name] = entry_decimals([row.entries[name] for row in self._rows])
+        rows = []
+        for row in self._rows:
+            entries = [(name, row.entries[name]) for name in scores.measures]
+            rows.append(
+                {
+                    "label": row.label,
+                    "subjects": [positions[subject.label] for subject in row.subjects],
+                    "cells": [self._entry(entry, name, decimals[name]) for name, entry in entries],
+                    "means": [self._mean(row, entry, name) for name, entry in entries],
+                }
+            )
+        cells = []
+        for subject in scores.subjects:
+            by_measure = [(name, scores[subject.label, name]) for name in scores.measures]
+            cells.append([self._cell(subject, score, name) for name, score in by_measure])
         shown = {name for _, _, score in scores.cells() for name in score.statistics}
         return {
             "measures": [self._measure(name) for name in scores.measures],
@@ -278,12 +276,12 @@ class PageData:
         left_out = numbered(statistics)
         columns = [n for n in statistics if n not in left_out and ":" not in n]
         counts = [place.n for place in places]
+        values = {}
+        for name in columns:
+            values[name] = [_statistic(name, place.statistics.get(name)) for place in places]
         packed: dict[str, Any] = {
             "p": self._place_lists.setdefault(key, len(self._place_lists)),
-            "c": {
-                name: [_statistic(name, place.statistics.get(name)) for place in places]
-                for name in columns
-            },
+            "c": values,
             "f": [p.text if math.isfinite(p.value) else "" for p in places],
             "h": [
                 _json_number(p.interval[1] - p.value, 6) if p.error >= 0 else None for p in places
@@ -294,8 +292,10 @@ class PageData:
         if colours is not None:
             packed["l"] = "".join(colours.level(place.value) for place in places)
         if not any(kinds) and not is_mean:  # these have a table of all statistics
-            rows = [[place.statistics.get(name) for name in columns] for place in places]
-            packed["fs"] = [["" if v is None else number(v) for v in row] for row in rows]
+            packed["fs"] = []
+            for place in places:
+                row = [place.statistics.get(name) for name in columns]
+                packed["fs"].append(["" if v is None else number(v) for v in row])
         remarks = [
             [index, place.status, place.reason]
             for index, place in enumerate(places)
@@ -330,10 +330,13 @@ def _differences(rows: Sequence[Row], measures: Collection[str]) -> list[list[li
     The number of bases is limited, since there is a text for each pair of rows.
     """
     bases = min(len(rows), MAX_DIFFERENCES // max(1, len(rows) * len(measures)))
-    return [
-        [[_difference_text(base, row, name) for name in measures] for row in rows]
-        for base in rows[:bases]
-    ]
+    texts = []
+    for base in rows[:bases]:
+        by_row = []
+        for row in rows:
+            by_row.append([_difference_text(base, row, name) for name in measures])
+        texts.append(by_row)
+    return texts
 
 
 def _difference_text(base: Row, row: Row, measure: str) -> str:

@@ -119,8 +119,9 @@ def latex_table(
     names, lines = board_texts(rows, ranks=ranks, error=error)
     arrows = {1: r" $\uparrow$", -1: r" $\downarrow$", 0: ""}
     heads = [latex_text(n) + arrows[sense_of(measures[n])] for n in names]
-    cells = [[latex_text(text) for text in line] for line in lines]
-    body = [[latex_text(row.label), *line] for row, line in zip(rows, cells, strict=True)]
+    body = []
+    for row, line in zip(rows, lines, strict=True):
+        body.append([latex_text(text) for text in (row.label, *line)])
     caption = latex_text(_caption(rows, measures, ranks, error))
     return _TABLE.format(
         caption=caption,
@@ -179,7 +180,9 @@ def board_texts(
     With `ranks`, they are followed by the intervals for the ranks in brackets.
     """
     names = list(rows[0].entries) if rows else []
-    decimals = {name: entry_decimals([row.entries[name] for row in rows]) for name in names}
+    decimals = {}
+    for name in names:
+        decimals[name] = entry_decimals([row.entries[name] for row in rows])
     lines: list[list[str]] = [[] for _ in rows]
     for row, line in zip(rows, lines, strict=True):
         for name in names:

@@ -110,10 +110,12 @@ class FigureData:
     def rows(self, measures: Sequence[str]) -> list[Row]:
         """Return the chosen networks, the most nonlinear first."""
         rows = leaderboard(self.scores.restrict(measures=measures))
-        labels = [
-            [row.label, *(n for s in row.subjects for n in (s.label, s.model))] for row in rows
-        ]
-        return [row for row, names in zip(rows, labels, strict=True) if self.is_chosen(*names)]
+        chosen = []
+        for row in rows:
+            names = [name for subject in row.subjects for name in (subject.label, subject.model)]
+            if self.is_chosen(row.label, *names):
+                chosen.append(row)
+        return chosen
 
     def subjects(self) -> list[TableSubject]:
         """Return the chosen subjects, in the order of the names, else of the run."""

@@ -129,10 +129,10 @@ def leaderboard(scores: Scores, *, together: bool = True) -> list[Row]:
     members = _members(scores.subjects, together)
     labels = _labels(members)
     columns = {name: _column(scores, name, members) for name in scores.measures}
-    rows = [
-        Row(label, group, {name: columns[name][index] for name in columns})
-        for index, (label, group) in enumerate(zip(labels, members, strict=True))
-    ]
+    rows = []
+    for index, (label, group) in enumerate(zip(labels, members, strict=True)):
+        entries = {name: column[index] for name, column in columns.items()}
+        rows.append(Row(label, group, entries))
     if is_training(rows):
         return sorted(rows, key=_step_key)
     first = sort_measure(scores.measures)
@@ -186,7 +186,10 @@ def _column(
     scores: Scores, name: str, members: Sequence[tuple[TableSubject, ...]]
 ) -> list[Standing]:
     info = scores.measures[name]
-    entries = [_standing([scores[s.label, name] for s in group], group, info) for group in members]
+    entries = []
+    for group in members:
+        seeds = [scores[subject.label, name] for subject in group]
+        entries.append(_standing(seeds, group, info))
     sense = sense_of(info)
     return _ranked(entries, sense) if sense else entries
 
@@ -257,17 +260,16 @@ def leaderboard_frame(
     """
     chosen = _FIELDS if full else ("value", "error", "low", "high", "rank")
     keys = ["run", "model", "weights", "data", "seeds", "subject"]
-    seeds = [", ".join(str(s.training_seed) for s in row.subjects) for row in rows]
-    index: pd.Index | None = pd.Index([row.label for row in rows], name="subject")
-    if full:
-        names = [
-            (*row.subjects[0].group, text, row.label) for row, text in zip(rows, seeds, strict=True)
-        ]
-        index = pd.MultiIndex.from_tuples(names, names=keys) if rows else None
-    cells = [
-        [getattr(row.entries[name], field) for name in measures for field in chosen] for row in rows
-    ]
     columns = pd.MultiIndex.from_product([measures, chosen], names=["measure", "field"])
+    index: pd.Index | None = pd.Index([row.label for row in rows], name="subject")
+    names = []
+    cells = []
+    for row in rows:
+        seeds = ", ".join(str(subject.training_seed) for subject in row.subjects)
+        names.append((*row.subjects[0].group, seeds, row.label))
+        cells.append([getattr(row.entries[name], field) for name, field in columns])
+    if full:
+        index = pd.MultiIndex.from_tuples(names, names=keys) if rows else None
     frame = pd.DataFrame(cells, index=index, columns=columns, dtype=object)
     for name, field in columns:
         if field not in _TEXT_FIELDS:

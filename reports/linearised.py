@@ -172,7 +172,9 @@ def _shape(groups: Groups) -> dict[str, Any]:
     layers = known[0][1][0] if known else {}
     panels = []
     for omega, group in known:
-        parts = [[each[layer][0] / each[layer][1] for layer in layers] for each in group]
+        parts = []
+        for network in group:
+            parts.append([network[layer][0] / network[layer][1] for layer in layers])
         shares = np.mean(parts, axis=0).tolist()
         panels.append([omega, shares, [f"{number(100 * share, 1)} %" for share in shares]])
     return {

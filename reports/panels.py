@@ -435,7 +435,10 @@ def comparison_panel(
     title = f"{difference.measure} of {names[0]} and {names[1]} at each place"
     svg = to_svg(dumbbell_figure(difference, names, info), prefix=f"plot{index}", title=title)
     panel: dict[str, Any] = {"plot": Markup(in_page_colours(svg)), "strips": []}
-    sides = [[(d.first, d.second)[side].value for d in difference.places] for side in (0, 1)]
+    sides = [
+        [place.first.value for place in difference.places],
+        [place.second.value for place in difference.places],
+    ]
     scale = colour_scale(difference.measure, info, [v for side in sides for v in side])
     if scale is not None:
         titles = [

@@ -106,12 +106,12 @@ def signature_maps(rows: Sequence[Row], scores: Scores) -> dict[str, dict[str, A
         if len(drawn) < MIN_NETWORKS:
             continue
         compared = compare_signatures([signatures[index] for index in drawn])
+        distances = []
+        for i in range(len(drawn)):
+            distances.append([float(f"{distance:.5g}") for distance in compared.distances[i, :i]])
         maps[name] = {
             "rows": drawn,
-            "distances": [
-                [float(f"{compared.distances[i, j]:.5g}") for j in range(i)]
-                for i in range(len(drawn))
-            ],
+            "distances": distances,
             "merges": [[int(a), int(b), float(f"{d:.5g}")] for a, b, d, _ in compared.merges],
             "order": list(compared.order),
         }

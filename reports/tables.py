@@ -401,9 +401,12 @@ class NamedRun:
     @cached_property
     def subjects(self) -> dict[Identity, Mapping[str, Any]]:
         """Facts about each subject from the manifest."""
-        keys = ("model", "weights", "data", "seed")
-        known = [s for s in self.manifest.get("subjects") or [] if set(keys) <= s.keys()]
-        return {(*(str(s[key]) for key in keys[:3]), int(s["seed"])): s for s in known}  # type: ignore[misc]
+        subjects = {}
+        for s in self.manifest.get("subjects") or []:
+            if {"model", "weights", "data", "seed"} <= s.keys():
+                identity = (str(s["model"]), str(s["weights"]), str(s["data"]), int(s["seed"]))
+                subjects[identity] = s
+        return subjects
 
     @cached_property
     def cells(self) -> dict[tuple[str, str, str, int, str], Record]:

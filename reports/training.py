@@ -61,10 +61,8 @@ class TrainingRun:
 
     def _pairs(self, scores: Scores, measure: str) -> list[tuple[Score, Score]]:
         """Return the cells for the first and the last step, paired by seed."""
-        first, last = (
-            {s.training_seed: scores[s.label, measure] for s in row.subjects}
-            for row in (self.rows[0], self.rows[-1])
-        )
+        first = {s.training_seed: scores[s.label, measure] for s in self.rows[0].subjects}
+        last = {s.training_seed: scores[s.label, measure] for s in self.rows[-1].subjects}
         pairs = [(first[seed], last[seed]) for seed in first if seed in last]
         return [(a, b) for a, b in pairs if math.isfinite(a.value) and math.isfinite(b.value)]
 
@@ -79,13 +77,11 @@ def training_runs(rows: Sequence[Row]) -> list[TrainingRun]:
             groups.setdefault((*key, subject.checkpoint.unit), []).append(row)
     groups = {key: group for key, group in groups.items() if is_training(group)}
     varying = [len(set(column)) > 1 for column in zip(*groups, strict=True)]
-    return [
-        TrainingRun(
-            " · ".join(part for part, varies in zip(key, varying, strict=True) if varies and part),
-            tuple(sorted(group, key=_step)),
-        )
-        for key, group in groups.items()
-    ]
+    runs = []
+    for names, group in groups.items():
+        parts = [part for part, varies in zip(names, varying, strict=True) if varies and part]
+        runs.append(TrainingRun(" · ".join(parts), tuple(sorted(group, key=_step))))
+    return runs
 
 
 def _step(row: Row) -> int:

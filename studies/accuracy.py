@@ -115,16 +115,11 @@ def airfoil_networks(runs: Runs) -> pd.DataFrame:
     ``accuracy`` is minus the logarithm of the published error; ``parameters`` is also logarithmic.
     """
     scores = dict(signatures(site_scores(runs["zoo"]), "model")) if "zoo" in runs else {}
-    rows = [
-        {
-            "network": name,
-            **summarise_scores(values),
-            "parameters": math.log(parameters),
-            "accuracy": -math.log(error),
-        }
-        for name, values in scores.items()
-        for parameters, error in [SIZES[name.rpartition("-")[2]]]
-    ]
+    rows = []
+    for name, values in scores.items():
+        parameters, error = SIZES[name.rpartition("-")[2]]
+        sizes = {"parameters": math.log(parameters), "accuracy": -math.log(error)}
+        rows.append({"network": name, **summarise_scores(values), **sizes})
     columns = ["network", "sites", *STATISTICS, "parameters", "accuracy"]
     return pd.DataFrame(rows, columns=columns)
 

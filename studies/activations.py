@@ -140,10 +140,10 @@ class Activations(Study):
 def _compare_centred(curves: pd.DataFrame) -> Verdict:
     """Compare ReLU with tanh and the sigmoid on the same inputs."""
     table = curves.pivot_table(index="width", columns="function", values="value")
-    listed = (
-        f"{', '.join(f'{row[name]:.2f}' for name in SHAPES)} at width {width:g}"
-        for width, row in table.iterrows()
-    )
+    listed = []
+    for width, row in table.iterrows():
+        values = ", ".join(f"{row[name]:.2f}" for name in SHAPES)
+        listed.append(f"{values} at width {width:g}")
     return Verdict(
         "For the same inputs ReLU is more nonlinear than tanh and the sigmoid",
         "more nonlinear (figure 2B)",

@@ -126,10 +126,10 @@ def trend_table(values: pd.DataFrame) -> pd.DataFrame:
         if rows.value.notna().all() and rows.value.min() < rows.value.max():
             trends[str(measure), str(weights)] = trend_test([sign * rows.value])
     p_values = {key: min(1.0, 2 * min(t.p_rises, t.p_falls)) for key, t in trends.items()}
-    adjusted = {
-        weights: holm({key[0]: p for key, p in p_values.items() if key[1] == weights})
-        for weights in ("trained", "drawn")
-    }
+    adjusted = {}
+    for weights in ("trained", "drawn"):
+        by_measure = {measure: p for (measure, state), p in p_values.items() if state == weights}
+        adjusted[weights] = holm(by_measure)
     table = []
     for measure, sense in senses.items():
         row: dict[str, object] = {"measure": measure, "more means": sense}

@@ -121,10 +121,9 @@ def _measure_independent(context: Context) -> Run:
 
 
 def _independent_verdict(run: Run) -> Verdict:
-    affinity, r2 = (
-        next(r.result.summary["value"] for r in run.records if r.measure.name == name)
-        for name in ("affinity", "r2")
-    )
+    values = {record.measure.name: record.result.summary["value"] for record in run.records}
+    affinity = values["affinity"]
+    r2 = values["r2"]
     return Verdict(
         "The score of independent inputs and outputs is 0",
         "0",

@@ -42,14 +42,13 @@ class DoubleDescent(Study):
         changes: dict[str, Any] = {"label_noise": NOISE, "name": f"noise{NOISE:g}"}
         if context.quick:
             changes |= {"name": f"quick-noise{NOISE:g}", "epochs": 1, "warmup_steps": 20}
-        weights = {
-            model: tuple(
+        weights = {}
+        for width in QUICK_WIDTHS if context.quick else WIDTHS:
+            model = f"resnet18-w{width}"
+            weights[model] = tuple(
                 str(context.request_training(model, data, recipe, seed, **changes))
                 for seed in context.seeds_or(5)
             )
-            for width in (QUICK_WIDTHS if context.quick else WIDTHS)
-            for model in [f"resnet18-w{width}"]
-        }
         for model, files in weights.items():
             settings = {**LINES, "lines.number": 1} if context.quick else LINES
             paths = Request(MEASURES, (model,), (data,), files, split="train", settings=settings)

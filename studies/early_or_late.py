@@ -78,14 +78,15 @@ class EarlyOrLate(Study):
         ]
         checkpoints += [linear_floor(context, MODEL, seed) for seed in context.seeds_or(5)]
         if not context.quick:
-            checkpoints += [
-                context.request_training(
-                    MODEL, DATA, "post-training", seed, name=f"random{fraction:g}",
-                    weights=original_network(context, MODEL, seed), random_share=fraction,
-                )
-                for fraction in RANDOM_FRACTIONS
-                for seed in context.seeds_or(5)
-            ]  # fmt: skip
+            for fraction in RANDOM_FRACTIONS:
+                changes: dict[str, Any] = {"name": f"random{fraction:g}", "random_share": fraction}
+                for seed in context.seeds_or(5):
+                    original = original_network(context, MODEL, seed)
+                    checkpoints.append(
+                        context.request_training(
+                            MODEL, DATA, "post-training", seed, weights=original, **changes
+                        )
+                    )
         harder = request_networks(context, DEPTHS[: 2 if context.quick else None])
         return {
             "run": measure_networks(context, {MODEL: [*starts, *checkpoints]}, DATA),
@@ -166,16 +167,14 @@ def request_networks(context: Context, depths: Sequence[int]) -> dict[str, list[
             )
             files.setdefault(model, []).append(plain)
         start = files[HARDER_MODEL][-1]
-        files[HARDER_MODEL] += [
-            linearise(
-                context, HARDER_MODEL, mode, omega, seed, data=HARDER_DATA, weights=str(start),
-                epochs=2 * epochs if mode == "from-start" else epochs,
-            )
-            for mode in HARDER_OMEGAS
-            for omega in HARDER_OMEGAS[mode][:count]
-        ]  # fmt: skip
-        floor: dict[str, Any] = {"data": HARDER_DATA, "weights": str(start), "epochs": epochs}
-        files[HARDER_MODEL].append(linear_floor(context, HARDER_MODEL, seed, **floor))
+        same: dict[str, Any] = {"data": HARDER_DATA, "weights": str(start)}
+        for mode, mode_omegas in HARDER_OMEGAS.items():
+            mode_epochs = 2 * epochs if mode == "from-start" else epochs
+            for omega in mode_omegas[:count]:
+                files[HARDER_MODEL].append(
+                    linearise(context, HARDER_MODEL, mode, omega, seed, epochs=mode_epochs, **same)
+                )
+        files[HARDER_MODEL].append(linear_floor(context, HARDER_MODEL, seed, epochs=epochs, **same))
     return files
 
 

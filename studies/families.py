@@ -196,17 +196,12 @@ def _compare_depths(sites: pd.DataFrame) -> list[Verdict]:
     means = {
         name: t.groupby("model").value.mean() for name, t in (("VGG", sites), ("ResNet", last))
     }
-    scores = {
-        family: [
-            mean[name]
-            for name in CLASSIFIERS
-            if name in mean.index and CLASSIFIERS[name].family == family
-        ]
-        for family, mean in means.items()
-    }
-    texts = {
-        family: " < ".join(f"{s:.3f}" for s in by_depth) for family, by_depth in scores.items()
-    }
+    scores = {}
+    texts = {}
+    for family, mean in means.items():
+        names = [name for name, classifier in CLASSIFIERS.items() if classifier.family == family]
+        scores[family] = [mean[name] for name in names if name in mean.index]
+        texts[family] = " < ".join(f"{score:.3f}" for score in scores[family])
     vggs, resnets = scores["VGG"], scores["ResNet"]
     return [
         Verdict(

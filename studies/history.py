@@ -114,10 +114,9 @@ class History(Classifiers):
 def _trained_transformers(runs: Runs) -> Verdict:
     """Compare trained Transformers with trained convolutional networks of the zoo."""
     scores = dict(signatures(site_scores(runs["zoo"]), "model")) if "zoo" in runs else {}
-    lower, higher = (
-        [float(scores[f"zoo/{name}"].mean()) for name in names if f"zoo/{name}" in scores]
-        for names in (TRANSFORMERS, CONVOLUTIONAL)
-    )
+    means = {name.removeprefix("zoo/"): float(values.mean()) for name, values in scores.items()}
+    lower = [means[name] for name in TRANSFORMERS if name in means]
+    higher = [means[name] for name in CONVOLUTIONAL if name in means]
     return Verdict(
         "Trained Transformers of the zoo are more nonlinear than its convolutional networks",
         "lowest scores (of ViTs)",

@@ -202,13 +202,12 @@ def _orders(cells: pd.DataFrame, descriptions: Mapping[str, Mapping[str, Any]]) 
     known = cells[(cells.part == "") & cells.ladder.isin(LADDERS)]
     orders: dict[tuple[str, str], Order] = {}
     for measure, rows in known.groupby("measure", sort=True):
-        by_ladder = {
-            name: compute_order(
-                rows[rows.ladder == name], descriptions[str(measure)], residuals[name]
-            )
-            for name in LADDERS
-            if (rows.ladder == name).any()
-        }
+        description = descriptions[str(measure)]
+        by_ladder = {}
+        for name in LADDERS:
+            on_ladder = rows[rows.ladder == name]
+            if len(on_ladder):
+                by_ladder[name] = compute_order(on_ladder, description, residuals[name])
         kinds: dict[str, dict[str, Order]] = defaultdict(dict)
         for name, order in by_ladder.items():
             kinds[LADDERS[name].kind][name] = order
@@ -288,11 +287,11 @@ def _ladder_verdicts(orders: Orders) -> Iterable[Verdict]:
     for name, ladder in LADDERS.items():
         order = orders.get(("affine-residual", name))
         if order and ladder.kind == "planted":
-            by_word = {
-                word: [m for (m, on), o in orders.items() if on == name and o.word == word]
-                for word in WORDS
-            }
-            listed = (f"{word}: {', '.join(ms)}" for word, ms in by_word.items() if ms)
+            listed = []
+            for word in WORDS:
+                measures = [m for (m, on), o in orders.items() if on == name and o.word == word]
+                if measures:
+                    listed.append(f"{word}: {', '.join(measures)}")
             yield Verdict(
                 f"Ladder {name}: the affine residual rises as planted",
                 "",

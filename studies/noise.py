@@ -79,12 +79,13 @@ def is_lower(
     higher: Sequence[str],
 ) -> Verdict:
     """Test whether all networks of some settings have a lower median than those of others."""
-    sides = ([v for name in names for v in by_network[name]] for names in (lower, higher))
+    lower_values = [value for name in lower for value in by_network[name]]
+    higher_values = [value for name in higher for value in by_network[name]]
     return Verdict(
         claim,
         published,
         "; ".join(f"{name}: {over_seeds(by_network[name])}" for name in (*lower, *higher)),
-        networks_ordered(*sides),
+        networks_ordered(lower_values, higher_values),
         "median over paths, mean ± standard deviation over networks; decided only if all pairs of "
         "networks agree, and if there are enough of them that this is unlikely by chance; a number "
         "needed is that of the smaller group",
@@ -93,14 +94,10 @@ def is_lower(
 
 def _table(by_measure: Mapping[str, pd.Series]) -> pd.DataFrame:
     names = sorted_settings(by_measure["absdev"].index.get_level_values(0))
-    rows = [
-        (
-            name,
-            len(by_measure["absdev"][name]),
-            *(over_seeds(by_measure[measure][name]) for measure in MEASURES),
-        )
-        for name in names
-    ]
+    rows = []
+    for name in names:
+        means = [over_seeds(by_measure[measure][name]) for measure in MEASURES]
+        rows.append((name, len(by_measure["absdev"][name]), *means))
     return pd.DataFrame(rows, columns=["setting", "networks", "absolute deviation", "density"])
 
 

@@ -112,11 +112,11 @@ def path_shares(values: Mapping[str, pd.DataFrame]) -> Shares:
 def share_verdicts(network: str, shares: Shares) -> list[Verdict]:
     """Judge a column of table 2, and whether density separates networks of different seeds."""
     published, prefix = PUBLISHED[network], "" if network == "VGG8" else f"{network}: "
-    verdicts = [
-        _is_above(prefix, pair, name, published.get(pair, ("", ""))[MEASURES.index(name)], share)
-        for (pair, name, same), share in shares.items()
-        if same
-    ]
+    verdicts = []
+    for (pair, name, same), share in shares.items():
+        if same:
+            claim = published.get(pair, ("", ""))[MEASURES.index(name)]
+            verdicts.append(_is_above(prefix, pair, name, claim, share))
     for (pair, name, same), share in shares.items():
         if pair[1] != "clean" or name != "density" or same or not len(share.fractions):
             continue

@@ -65,15 +65,14 @@ class Paths(Study):
         higher = f"share with noise {NOISE_LEVEL:g} above clean"
         columns = ["paths", "measure", higher, "pairs of networks", "spread over paths"]
         table = pd.DataFrame(rows, columns=columns)
+        figures = {}
+        for kind, title in KINDS.items():
+            by_measure = {name: values[kind, name] for name in MEASURES}
+            figures[f"Distribution over paths: {title}"] = distribution_figure(by_measure, _curves)
         return Findings(
             [*verdicts, _is_uniform(spreads)],
             {"Networks with the same seed, path by path": table},
-            {
-                f"Distribution over paths: {title}": distribution_figure(
-                    {name: values[kind, name] for name in MEASURES}, _curves
-                )
-                for kind, title in KINDS.items()
-            },
+            figures,
             path_remarks(runs["closed"]),
         )
 

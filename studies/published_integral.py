@@ -128,11 +128,11 @@ class AbsdevAsPublished(Measure):
 
         values = []
         for place, segments in self._segments.items():
-            statistics = {
-                name: float(torch.stack([sums[name] for sums in segments]).sum(0).norm())
-                for name in segments[0]
-                if all(name in sums for sums in segments)
-            }
+            statistics = {}
+            for name in segments[0]:
+                known = [sums[name] for sums in segments if name in sums]
+                if len(known) == len(segments):
+                    statistics[name] = float(torch.stack(known).sum(0).norm())
             parts = {"segment": tuple(float(sums["value"].norm()) for sums in segments)}
             values.append(Value(place, statistics, len(segments), parts=parts))
         return Result.of(values, n=sum(value.n for value in values))
@@ -175,13 +175,12 @@ class PublishedIntegral(Study):
     def analyse(self, runs: Runs) -> Findings:
         """Compare both integrals segment by segment."""
         defined, published = (runs["run"][name] for name in ("absdev", AbsdevAsPublished.name))
-        rows = [
-            (value.place, number, right, wrong, wrong / right if right else math.nan)
-            for value, other in zip(defined.values, published.values, strict=True)
-            for number, (right, wrong) in enumerate(
-                zip(_segments(value), _segments(other), strict=True)
-            )
-        ]
+        rows = []
+        for value, other in zip(defined.values, published.values, strict=True):
+            pairs = zip(_segments(value), _segments(other), strict=True)
+            for number, (right, wrong) in enumerate(pairs):
+                quotient = wrong / right if right else math.nan
+                rows.append((value.place, number, right, wrong, quotient))
         table = pd.DataFrame(
             rows, columns=["path", "segment", "as defined", "as published", "ratio"]
         )

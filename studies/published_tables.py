@@ -161,21 +161,17 @@ def _networks(
     both = deviations[0].merge(deviations[1], on=KEYS).merge(density, on=KEYS)
     both["ratio"] = both.value_y / both.value_x
     columns = dict(zip(INTEGRALS, ("value_x", "value_y"), strict=True))
-    return pd.DataFrame(
-        {
-            "network": network,
-            "setting": setting,
-            "seed": seed,
-            **{name: paths[column].median() for name, column in columns.items()},
-            "ratio": paths.ratio.median(),
-            "published ρ": PUBLISHED[network].get(str(setting), (math.nan, 0.0))[0],
-            **{
-                f"ρ {name}": spearman(paths.value, paths[column]).value
-                for name, column in columns.items()
-            },
-        }
-        for (setting, seed), paths in both.groupby(KEYS[:2])
-    )
+    rows = []
+    for (setting, seed), paths in both.groupby(KEYS[:2]):
+        row = {"network": network, "setting": setting, "seed": seed}
+        for name, column in columns.items():
+            row[name] = paths[column].median()
+        row["ratio"] = paths.ratio.median()
+        row["published ρ"] = PUBLISHED[network].get(str(setting), (math.nan, 0.0))[0]
+        for name, column in columns.items():
+            row[f"ρ {name}"] = spearman(paths.value, paths[column]).value
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def _is_nearer(network: str, table: pd.DataFrame) -> Verdict:
@@ -212,20 +208,18 @@ def _measure(context: Context, part: str, run: Run) -> Run:
     checkpoints = (context.folder / "checkpoints").glob("*.safetensors")
     files = {file.name: str(file) for file in (*shipped_networks(), *checkpoints)}
     options = run.records[0].probe.options
-    subjects = [
-        load_subject(
-            SubjectSpec(
-                facts.model,
-                files.get(facts.weights, facts.weights),
-                facts.data,
-                facts.seed,
-                samples=int(options["number"]),
-                split=str(facts.split),
-            ),
-            device("cpu"),
+    by_weights = {record.subject.weights: record.subject for record in run.records}
+    subjects = []
+    for weights, facts in by_weights.items():
+        spec = SubjectSpec(
+            facts.model,
+            files.get(weights, weights),
+            facts.data,
+            facts.seed,
+            samples=int(options["number"]),
+            split=str(facts.split),
         )
-        for facts in {record.subject.weights: record.subject for record in run.records}.values()
-    ]
+        subjects.append(load_subject(spec, device("cpu")))
     return context.evaluate(
         {subject.facts.weights: subject.model for subject in subjects},
         subjects[0].inputs,

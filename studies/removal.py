@@ -214,11 +214,12 @@ def _criteria(
     masks = _mask_places(runs[f"masks-{task}"], seed)
     if set(masks) >= set(table["size"]):
         table["linear-units"] = masks
-    complete = {name: values for name, values in table.items() if set(values) >= set(table["size"])}
-    return {
-        name: {place: -v if name in LESS_NONLINEAR else v for place, v in values.items()}
-        for name, values in complete.items()
-    }
+    oriented = {}
+    for name, values in table.items():
+        if set(values) >= set(table["size"]):
+            sign = -1 if name in LESS_NONLINEAR else 1
+            oriented[name] = {place: sign * value for place, value in values.items()}
+    return oriented
 
 
 def _mask_places(run: Run, seed: int) -> dict[str, float]:
@@ -392,14 +393,11 @@ def _headline(table: pd.DataFrame, separations: pd.DataFrame) -> tuple[str, ...]
 
 
 def _remarks(runs: Runs) -> list[str]:
-    accuracies = {
-        task: [
-            record.result.summary["value"]
-            for record in runs[f"cost-{task}"].records
-            if record.measure.name == "accuracy" and record.result.status == "ok"
-        ]
-        for task in TASKS
-    }
+    accuracies: dict[str, list[float]] = {task: [] for task in TASKS}
+    for task, values in accuracies.items():
+        for record in runs[f"cost-{task}"].records:
+            if record.measure.name == "accuracy" and record.result.status == "ok":
+                values.append(record.result.summary["value"])
     return [
         "Accuracy: "
         + "; ".join(

@@ -185,14 +185,11 @@ def _is_near_one(trained: pd.DataFrame) -> Verdict:
 
 def _second_is_more_linear(trained: pd.DataFrame) -> Verdict:
     """Compare the two ReLUs of each block."""
-    shares = {
-        model: [
-            float(np.mean(outer.to_numpy() > inner.to_numpy()))
-            for _, sites in trained[trained.model == model].groupby("seed")
-            for inner, outer in [_inner_outer(sites)]
-        ]
-        for model in NAMES
-    }
+    shares: dict[str, list[float]] = {model: [] for model in NAMES}
+    for model, values in shares.items():
+        for _, sites in trained[trained.model == model].groupby("seed"):
+            inner, outer = _inner_outer(sites)
+            values.append(float(np.mean(outer.to_numpy() > inner.to_numpy())))
     means = {model: f"{np.mean(values):.2f}" for model, values in shares.items()}
     return Verdict(
         "In a block the ReLU after the addition is the more linear one",

@@ -161,12 +161,10 @@ class SecretlyLinear(Study):
             key: place_table(run, MLP_COLUMNS if key.endswith(MLP) else tuple(COLUMNS))
             for key, run in runs.items()
         }
-        blocks, mlps = (
-            pd.concat(
-                [t for k, t in tables.items() if k.endswith(MLP) is inside], ignore_index=True
-            )
-            for inside in (False, True)
-        )
+        block_tables = [table for key, table in tables.items() if not key.endswith(MLP)]
+        mlp_tables = [table for key, table in tables.items() if key.endswith(MLP)]
+        blocks = pd.concat(block_tables, ignore_index=True)
+        mlps = pd.concat(mlp_tables, ignore_index=True)
         pairs = pair_table(blocks)
         trained = blocks[blocks.state == "trained"]
         verdicts = []

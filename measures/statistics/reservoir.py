@@ -36,9 +36,10 @@ class Reservoir:
         selected = np.sort(np.argsort(priorities, kind="stable")[: self._limit])
         earlier = torch.from_numpy(selected[selected < old])
         later = torch.from_numpy(selected[selected >= old] - old)
+        types = types or [column.dtype for column in columns]
         rows = [
             column[later.to(column.device)].to(dtype)
-            for column, dtype in zip(columns, types or [c.dtype for c in columns], strict=True)
+            for column, dtype in zip(columns, types, strict=True)
         ]
         if self.columns:
             rows = [

@@ -194,7 +194,8 @@ def make_parallel(
     )
     splits, dropped = {}, 0
     for split, pairs in (("train", train), ("test", test)):
-        sources, targets = (words.encode([pair[side] for pair in pairs]) for side in (0, 1))
+        sources = words.encode([source for source, _ in pairs])
+        targets = words.encode([target for _, target in pairs])
         fits = [
             i
             for i in range(len(pairs))

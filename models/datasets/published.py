@@ -102,8 +102,12 @@ class PublishedDataset:
         if download:
             return "downloaded"
         path = self.find(folder)
-        states = [(file, file.stat()) for file in (_file(path, name) for name in self.all_files)]
-        return " ".join(f"{file.name}:{s.st_size}:{s.st_mtime_ns}" for file, s in states)
+        parts = []
+        for name in self.all_files:
+            file = _file(path, name)
+            state = file.stat()
+            parts.append(f"{file.name}:{state.st_size}:{state.st_mtime_ns}")
+        return " ".join(parts)
 
     def open(
         self, folder: str = "", download: bool = False, size: str = "32", channels: str = "1"

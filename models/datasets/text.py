@@ -265,4 +265,7 @@ def _balance(texts: Sequence[list[int]], count: int) -> list[list[list[int]]]:
         shortest = lengths.index(min(lengths))
         groups[shortest].append(index)
         lengths[shortest] += len(texts[index])
-    return [[texts[i] for i in sorted(group)] for group in groups]
+    folds = []
+    for group in groups:
+        folds.append([texts[i] for i in sorted(group)])
+    return folds

@@ -276,11 +276,11 @@ class Removal:
 
     def remaining(self, removed: Sequence[str]) -> dict[str, float]:
         """Return the fractions that remain after some calls are removed."""
-        return {
-            share: sum(w for name, w in weights.items() if name not in removed)
-            / (sum(weights.values()) or 1.0)
-            for share, weights in self._weights.items()
-        }
+        fractions = {}
+        for share, weights in self._weights.items():
+            left = sum(w for name, w in weights.items() if name not in removed)
+            fractions[share] = left / (sum(weights.values()) or 1.0)
+        return fractions
 
     def total(self, share: str) -> float:
         """Return the weight of all calls together, of one of `CALL_WEIGHTS`."""

@@ -498,7 +498,8 @@ def export_calls(network: nn.Module, folder: Path, inputs: Tensor) -> str:
     inputs = inputs.to(next(network.parameters(), inputs).device)
     folded_network, folded, maps = fold_activations(network, inputs)
     export_program(folded_network, folder, inputs)
-    before, after = (sum(p.numel() for p in n.parameters()) for n in (network, folded_network))
+    before = sum(p.numel() for p in network.parameters())
+    after = sum(p.numel() for p in folded_network.parameters())
     return (
         f"{folded} of {maps} maps folded into their neighbours, {before:,} → {after:,} parameters"
     )

@@ -229,7 +229,9 @@ class SpanRemoval:
                     start = time.perf_counter()
                     validated_outputs(network(example.clone()), 1).sum().item()
                     seconds[name].append(time.perf_counter() - start)
-            parameters = {n: sum(p.numel() for p in m.parameters()) for n, m in networks.items()}
+            parameters = {}
+            for name, network in networks.items():
+                parameters[name] = sum(p.numel() for p in network.parameters())
             times = {name: statistics.median(values) for name, values in seconds.items()}
             rows = [
                 {"quantity": "parameters", **parameters},

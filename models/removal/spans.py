@@ -120,13 +120,13 @@ class StreamFit:
         total = _plus(*folds)
         unit = _Ridge(after_first[0], self._has_bias).mean_variance
         solvers = [_Ridge(change, self._has_bias) for change, _ in folds]
-        errors = {}
+        errors: dict[float, list[float]] = {}
         for ridge in RIDGES:
             maps = [solver.solve(ridge * unit) for solver in solvers]
-            errors[ridge] = [
-                sum(parts[1 - fold][0].squared_errors(maps[fold]) for fold in (0, 1))
-                for parts in (rest, folds)
-            ]
+            errors[ridge] = []
+            for (first, _), (second, _) in (rest, folds):
+                error = second.squared_errors(maps[0]) + first.squared_errors(maps[1])
+                errors[ridge].append(error)
         best = min(RIDGES, key=lambda ridge: errors[ridge][0])
         fitted = _Ridge(total[0], self._has_bias).solve(best * unit)
         scores = []
@@ -592,11 +592,9 @@ def cut_config(config: Any, length: int, removed: slice) -> None:
         )
     if getattr(config, "num_kv_shared_layers", 0):
         raise RequestError("the last blocks read the keys and values of earlier ones")
-    lists = {
-        name: [value for index, value in enumerate(values) if index not in range(length)[removed]]
-        for name, values in vars(config).items()
-        if isinstance(values, list | tuple) and len(values) == length and "token" not in name
-    }
-    config.num_hidden_layers = length - len(range(length)[removed])
-    for name, values in lists.items():
-        setattr(config, name, values)
+    indices = range(length)[removed]
+    config.num_hidden_layers = length - len(indices)
+    for name, values in dict(vars(config)).items():
+        is_list = isinstance(values, list | tuple) and len(values) == length
+        if is_list and "token" not in name:
+            setattr(config, name, [v for index, v in enumerate(values) if index not in indices])

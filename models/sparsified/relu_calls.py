@@ -186,7 +186,8 @@ def find_calls(
     """
     inputs = _example_inputs(model, example)
     # A network may work in place.
-    first, arguments = (tuple(tensor.clone() for tensor in inputs) for _ in range(2))
+    first = tuple(tensor.clone() for tensor in inputs)
+    arguments = tuple(tensor.clone() for tensor in inputs)
     try:
         with evaluation_mode(model):
             with preserve_attributes(model):

@@ -89,15 +89,14 @@ def train_networks(
                 monitor.warn(str(errors[-1]))
 
     files = set(map(str, pending))
-    calls = {
-        file: {
+    calls = {}
+    for file, request in pending.items():
+        calls[file] = {
             "request": to_plain(request),
             "file": str(file),
             "command": command,
             "waits": request.weights in files,
         }
-        for file, request in pending.items()
-    }
     if min(workers, len(pending)) > 1:
         with closing(
             call_in_processes(

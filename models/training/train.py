@@ -266,10 +266,10 @@ def _log_table(epochs: Sequence[Epoch]) -> str:
     import pandas as pd
 
     columns = ("learning_rate", "loss", "running_accuracy", "train_accuracy", "test_accuracy")
-    rows = [
-        {"epoch": epoch.number, **{name: getattr(epoch, name) for name in columns}, **epoch.scores}
-        for epoch in epochs
-    ]
+    rows = []
+    for epoch in epochs:
+        values = {name: getattr(epoch, name) for name in columns}
+        rows.append({"epoch": epoch.number, **values, **epoch.scores})
     return pd.DataFrame(rows).to_csv(index=False)
 
 

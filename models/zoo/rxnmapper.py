@@ -115,7 +115,10 @@ def reactions(count: int = 256, length: int = 63, seed: int = 0) -> Dataset:
             f"reactions: {2 * count} of {length} tokens requested, but there are {len(fitting)}"
         )
     order = np.random.RandomState(seed).permutation(len(fitting))[: 2 * count]
-    rows = torch.tensor([[vocabulary[token] for token in fitting[i]] for i in order])
+    encoded = []
+    for i in order:
+        encoded.append([vocabulary[token] for token in fitting[i]])
+    rows = torch.tensor(encoded)
     return Dataset(
         "reactions",
         InMemoryItems(rows[count:]),

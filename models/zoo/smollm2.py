@@ -115,23 +115,20 @@ def read_gguf(path: Path, *, with_tensors: bool = True) -> tuple[dict[str, Any],
     metadata = {reader.string(): reader.value(reader.scalar("I")) for _ in range(value_count)}
     if not with_tensors:
         return metadata, {}
-    entries = [
-        (
-            reader.string(),
-            [reader.scalar("Q") for _ in range(reader.scalar("I"))],
-            reader.scalar("I"),
-            reader.scalar("Q"),
-        )
-        for _ in range(tensor_count)
-    ]
+    entries = []
+    for _ in range(tensor_count):
+        name = reader.string()
+        shape = [reader.scalar("Q") for _ in range(reader.scalar("I"))]
+        kind = reader.scalar("I")
+        offset = reader.scalar("Q")
+        entries.append((name, shape, kind, offset))
     start = -(-reader.offset // _ALIGNMENT) * _ALIGNMENT
-    return metadata, {
+    tensors = {}
+    for name, shape, kind, offset in entries:
+        values = torch.from_numpy(_dequantize(content[start + offset :], kind, shape))
         # GGUF lists the fastest axis first.
-        name: torch.from_numpy(_dequantize(content[start + offset :], kind, shape)).reshape(
-            shape[::-1]
-        )
-        for name, shape, kind, offset in entries
-    }
+        tensors[name] = values.reshape(shape[::-1])
+    return metadata, tensors
 
 
 class _Reader:

@@ -106,8 +106,12 @@ def print_table(rows: list[dict[str, Any]], as_json: bool, *, show_header: bool 
         return
     if show_header:
         rows = [{key: key for key in rows[0]}, *rows]
-    lines = [{key: one_line(value) for key, value in row.items()} for row in rows]
-    widths = {key: max(len(row[key]) for row in lines) for key in lines[0]}
+    lines = []
+    for row in rows:
+        lines.append({key: one_line(value) for key, value in row.items()})
+    widths = {}
+    for key in lines[0]:
+        widths[key] = max(len(line[key]) for line in lines)
     for row in lines:
         print("  ".join(value.ljust(widths[key]) for key, value in row.items()).rstrip())
 

@@ -64,17 +64,11 @@ def units_of(
     expected: Mapping[str, Mapping[str, Any]],
 ) -> list[Unit]:
     """Group cells by subject."""
-    return [
-        Unit(
-            tuple(group),
-            plan.device,
-            plan.precision,
-            memory,
-            expected.get(group[0].subject.key, {}),
-            machine,
-        )
-        for group in group_cells(cells, lambda cell: cell.subject.key)
-    ]
+    units = []
+    for group in group_cells(cells, lambda cell: cell.subject.key):
+        facts = expected.get(group[0].subject.key, {})
+        units.append(Unit(tuple(group), plan.device, plan.precision, memory, facts, machine))
+    return units
 
 
 def split_by_probe(unit: Unit) -> list[Unit]:

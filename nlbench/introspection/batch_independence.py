@@ -197,10 +197,10 @@ def row_order(rows: Tensor, first_changed: Tensor, second_changed: Tensor) -> st
     """
     orders: list[str] = []
     for tolerance_eps in (0, PAIR_TOLERANCE_EPS):
-        moved = [
-            [not _close(new, old, tolerance_eps) for new, old in zip(changed, rows, strict=True)]
-            for changed in (first_changed, second_changed)
-        ]
+        moved = []
+        for changed in (first_changed, second_changed):
+            pairs = zip(changed, rows, strict=True)
+            moved.append([not _close(new, old, tolerance_eps) for new, old in pairs])
         if not any(map(any, moved)):
             return "contiguous"
         half = len(rows) // 2

@@ -169,13 +169,11 @@ class LiveBytes(DispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         # Most operations return views of known memory or write into it.
-        unknown = {
-            storage: tensor
-            for tensor in tensors_in((result,))
-            if not tensor.is_meta
-            and (storage := storage_of(tensor)) is not None
-            and storage not in self._sizes
-        }
+        unknown = {}
+        for tensor in tensors_in((result,)):
+            storage = None if tensor.is_meta else storage_of(tensor)
+            if storage is not None and storage not in self._sizes:
+                unknown[storage] = tensor
         inputs = {storage_of(t) for t in tensors_in((args, kwargs))} if unknown else set()
         new = {s: t.untyped_storage().nbytes() for s, t in unknown.items() if s not in inputs}
         self._sizes |= new

@@ -484,13 +484,10 @@ class SiteNames(ModuleStack):
 
 
 # Folders of the instrumentation and of PyTorch, whose frames are skipped.
-_OUTSIDE_THE_MODEL = tuple(
-    f"{folder}{os.sep}"
-    for folder in (
-        Path(__file__).parent,
-        Path(__file__).parent.parent / "probes",
-        Path(torch.__file__).parent,
-    )
+_OUTSIDE_THE_MODEL = (
+    f"{Path(__file__).parent}{os.sep}",
+    f"{Path(__file__).parent.parent / 'probes'}{os.sep}",
+    f"{Path(torch.__file__).parent}{os.sep}",
 )
 
 

@@ -91,22 +91,20 @@ class AttributeSnapshot:
 
     def _restore_owner(self, owner: Any, before: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
         now = vars(owner).copy()
-        changed = [
-            attribute
-            for attribute, value in before.items()
-            if now.get(attribute, _MISSING) is not value
-            and _is_fixed(owner, attribute, value)
-            and not _is_wrapped_by_torch(now.get(attribute), value)
-        ]
+        changed = []
+        for attribute, value in before.items():
+            if now.get(attribute, _MISSING) is value or not _is_fixed(owner, attribute, value):
+                continue
+            if not _is_wrapped_by_torch(now.get(attribute), value):
+                changed.append(attribute)
         if isinstance(owner, type) or owner is torch._VF:
             hidden = super(owner, owner) if isinstance(owner, type) else owner.vf
-            changed += [
-                attribute
-                for attribute in now.keys() - before.keys()
-                if (callable(now[attribute]) or isinstance(now[attribute], property))
-                and (base := getattr(hidden, attribute, None)) is not None
-                and not _is_wrapped_by_torch(now[attribute], base)
-            ]
+            for attribute in now.keys() - before.keys():
+                value = now[attribute]
+                base = getattr(hidden, attribute, None)
+                is_override = callable(value) or isinstance(value, property)
+                if is_override and base is not None and not _is_wrapped_by_torch(value, base):
+                    changed.append(attribute)
         for attribute in changed:
             try:
                 if attribute in before:
@@ -176,15 +174,16 @@ _CLASSES: dict[str, list[type]] = {}
 
 def _classes(modules: Mapping[str, ModuleType]) -> dict[type, None]:
     for name in modules.keys() - _CLASSES.keys():
-        _CLASSES[name] = [
-            value
-            for value in vars(modules[name]).copy().values()
-            # Not `isinstance`, for which some deprecated objects warn.
-            if issubclass(kind := type(value), type)
-            and kind is not _LEGACY_TYPE
-            and str(value.__module__).partition(".")[0] in _ROOTS
-        ]
+        _CLASSES[name] = list(filter(_is_compared_class, vars(modules[name]).copy().values()))
     return dict.fromkeys(kind for name in modules for kind in _CLASSES[name])
+
+
+def _is_compared_class(value: object) -> bool:
+    # Not `isinstance`, for which some deprecated objects warn.
+    kind = type(value)
+    if not issubclass(kind, type) or kind is _LEGACY_TYPE:
+        return False
+    return str(value.__module__).partition(".")[0] in _ROOTS
 
 
 def _is_fixed(owner: object, attribute: str, value: object) -> bool:

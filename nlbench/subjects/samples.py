@@ -228,9 +228,13 @@ def _shuffled(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
     """Return a loader of the same samples in random order."""
     indices = list(itertools.chain.from_iterable(loader.batch_sampler))  # type: ignore[arg-type]
     order = torch.split(random_order(len(indices), seed), loader.batch_size or READ_BATCH)
+    batches = []
+    for part in order:
+        if len(part):
+            batches.append([indices[index] for index in part])
     return DataLoader(
         loader.dataset,
-        batch_sampler=[[indices[index] for index in part] for part in order if len(part)],
+        batch_sampler=batches,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,

@@ -84,13 +84,10 @@ def _png(figure: Figure) -> bytes:
 
 def _head(name: str, study: Study, findings: Findings) -> Markup:
     """Render the part of the page above the leaderboard."""
-    figures = [
-        {
-            "title": title,
-            "svg": Markup(in_page_colours(to_svg(figure, prefix=f"study{number}", title=title))),
-        }
-        for number, (title, figure) in enumerate(findings.figures.items())
-    ]
+    figures = []
+    for number, (title, figure) in enumerate(findings.figures.items()):
+        svg = to_svg(figure, prefix=f"study{number}", title=title)
+        figures.append({"title": title, "svg": Markup(in_page_colours(svg))})
     view: dict[str, Any] = {
         "question": study.question,
         "source": study.source.citation,
@@ -98,18 +95,18 @@ def _head(name: str, study: Study, findings: Findings) -> Markup:
         "remarks": findings.remarks,
         "verdicts": findings.verdicts,
         "figures": figures,
-        "tables": [
-            {
-                "title": title,
-                "file": f"{_slug(title)}.csv",
-                "head": [str(column) for column in table.columns],
-                "rows": [[_text(value) for value in row] for row in table.itertuples(index=False)],
-            }
-            for title, table in findings.tables.items()
-        ],
+        "tables": [_table(title, table) for title, table in findings.tables.items()],
     }
     template = environment().from_string(_TEMPLATE.read_text(encoding="utf-8"))
     return Markup(template.render(name=name, **view))
+
+
+def _table(title: str, table: pd.DataFrame) -> dict[str, Any]:
+    rows = []
+    for row in table.itertuples(index=False):
+        rows.append([_text(value) for value in row])
+    head = [str(column) for column in table.columns]
+    return {"title": title, "file": f"{_slug(title)}.csv", "head": head, "rows": rows}
 
 
 def _text(value: object) -> str:

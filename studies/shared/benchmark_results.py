@@ -47,8 +47,8 @@ def save_results(study: Path, file: Path) -> None:
         rows = pd.read_csv(study / table)[columns]
         floats = rows.select_dtypes("float").map(lambda x: float(f"{x:.{SIGNIFICANT_DIGITS}g}"))
         stored[name] = json.loads(rows.assign(**floats).to_json(orient="values"))
-    lines = (
-        f'"{name}": [\n' + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]"
-        for name, rows in stored.items()
-    )
-    write_atomically(file, "{" + ",\n".join(lines) + "}\n")
+    parts = []
+    for name, rows in stored.items():
+        lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+        parts.append(f'"{name}": [\n{lines}\n]')
+    write_atomically(file, "{" + ",\n".join(parts) + "}\n")

@@ -218,7 +218,10 @@ def agreement_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataF
         for b in names[:index]:
             text = _rank_correlation([group[[a, b]].dropna() for group in groups])
             texts[a][b] = texts[b][a] = text
-    return pd.DataFrame([{"measure": a, **{b: texts[a][b] for b in names}} for a in names])
+    rows = []
+    for a in names:
+        rows.append([a, *(texts[a][b] for b in names)])
+    return pd.DataFrame(rows, columns=["measure", *names])
 
 
 def _rank_correlation(groups: Iterable[pd.DataFrame]) -> str:

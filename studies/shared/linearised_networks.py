@@ -132,10 +132,9 @@ def network_table(run: Run) -> pd.DataFrame:
             # Controls differ only in their checkpoints.
             key = (record.subject.weights, *_training(record.subject))
             networks.setdefault(key, {})[record.measure.name] = record.result.summary["value"]
-    rows = [
-        (*key[1:], *(values.get(name, np.nan) for name in MEASURES))
-        for key, values in networks.items()
-    ]
+    rows = []
+    for key, values in networks.items():
+        rows.append((*key[1:], *(values.get(name, np.nan) for name in MEASURES)))
     index = [key[0] for key in networks]
     table = pd.DataFrame(rows, index, [*_TRAINING_COLUMNS, *MEASURES])
     table.loc[(table["mode"] == "control") & (table["linear-units"] == 1), "mode"] = "floor"
@@ -144,13 +143,13 @@ def network_table(run: Run) -> pd.DataFrame:
 
 def layer_table(run: Run) -> pd.DataFrame:
     """Return the number of nonlinear units, with one row per activation call and network."""
-    rows = [
-        (*_training(record.subject), value.place, value.statistics["nonlinear"],
-         value.statistics["units"])
-        for record in run.records
-        if record.measure.name == "linear-units" and record.result.status == "ok"
-        for value in record.result.values
-    ]  # fmt: skip
+    rows = []
+    for record in run.records:
+        if record.measure.name == "linear-units" and record.result.status == "ok":
+            training = _training(record.subject)
+            for value in record.result.values:
+                numbers = value.statistics["nonlinear"], value.statistics["units"]
+                rows.append((*training, value.place, *numbers))
     return pd.DataFrame(rows, columns=[*_TRAINING_COLUMNS, "place", "nonlinear", "units"])
 
 

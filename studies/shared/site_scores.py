@@ -38,14 +38,14 @@ def site_scores(run: Run, measure: str = "affinity", statistic: str = "value") -
         recorded), ``draw`` (the seed of the samples), ``kind`` (of the activation), ``place``
         and ``value`` (NaN if the measure is undefined).
     """
-    rows = [
-        (*subject, record.probe.facts.get("kinds", {}).get(site.place, ""), site.place, value)
-        for record in run.records
-        if record.measure.name == measure
-        for subject in [_subject_columns(record.subject)]
-        for site in record.result.values
-        for value in [site.numbers.get(statistic, math.nan)]
-    ]
+    rows = []
+    for record in run.records:
+        if record.measure.name == measure:
+            subject = _subject_columns(record.subject)
+            kinds = record.probe.facts.get("kinds", {})
+            for site in record.result.values:
+                value = site.numbers.get(statistic, math.nan)
+                rows.append((*subject, kinds.get(site.place, ""), site.place, value))
     columns = ["model", "weights", "state", "data", "seed", "draw", "kind", "place", "value"]
     return pd.DataFrame(rows, columns=columns)
 

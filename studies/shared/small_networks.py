@@ -68,10 +68,10 @@ def measure_networks(
     Untrained networks use batch-norm statistics of the samples, since their initial statistics
     don't describe any data.
     """
-    subjects: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = [
-        (model, tuple(str(trained_network(context, model, seed)) for seed in seeds), (0,))
-        for model, seeds in trained.items()
-    ]
+    subjects: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = []
+    for model, seeds in trained.items():
+        weights = tuple(str(trained_network(context, model, seed)) for seed in seeds)
+        subjects.append((model, weights, (0,)))
     subjects += [(model, ("calibrated",), seeds) for model, seeds in (drawn or {}).items()]
     for model, weights, seeds in subjects:
         request = Request(measures, (model,), data, weights, seeds, samples, split=split)

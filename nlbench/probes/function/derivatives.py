@@ -120,7 +120,10 @@ def _is_wrong(
         weights = torch.randn(function(points).shape, dtype=torch.float64, generator=generator)
         weights = weights.to(points)
         steps = torch.tensor(_STEPS, dtype=torch.float64, device=points.device)
-        ends = [[function(points + sign * h * directions) for sign in (1, -1)] for h in _STEPS]
+        ends = []
+        for h in _STEPS:
+            step = h * directions
+            ends.append((function(points + step), function(points - step)))
     if mode == "forward":
         derivative = (weights * directional_derivative(function, points, directions)[1]).sum(1)
     else:

@@ -46,12 +46,15 @@ def drawing_of(observations: Sequence[TracedSegment]) -> dict[str, Any]:
     # Ties are broken by index, so that the choice is the same on all machines.
     logits = sorted(np.argsort(-deviation, kind="stable")[:MAX_LOGITS].tolist())
     methods = dict.fromkeys(observation.trace.method for observation in observations)
+    curve_texts = []
+    for curve in curves:
+        curve_texts.append([_text(curve[:, j]) for j in logits])
     drawing = {
         "place": observations[0].place,
         "method": ", ".join(methods),
         "lengths": [float(f"{length:.6g}") for length in lengths],
         "logits": logits,
-        "curves": [[_text(curve[:, j]) for j in logits] for curve in curves],
+        "curves": curve_texts,
     }
     return drawing | _breakpoints([observation.trace for observation in observations], lengths)
 

@@ -64,10 +64,8 @@ class SegmentImage:
         while True:
             grid = torch.linspace(0, 1, steps + 1, dtype=torch.float64, device=self._start.device)
             lengths = self._lengths_at(grid, STRIDES)
-            fine, coarse = (
-                {site: _extrapolated(by_stride[i : i + 3]) for site, by_stride in lengths.items()}
-                for i in (0, 1)
-            )
+            fine = {site: _extrapolated(by_stride[:3]) for site, by_stride in lengths.items()}
+            coarse = {site: _extrapolated(by_stride[1:4]) for site, by_stride in lengths.items()}
             has_converged = all(abs(fine[x] - coarse[x]) <= TOLERANCE * fine[x] for x in fine)
             if has_converged or steps == MAX_STEPS:
                 return fine

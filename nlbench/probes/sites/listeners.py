@@ -248,10 +248,10 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
     rows: Counter[str] = Counter()
     undefined: dict[str, str] = {}
     unseen: dict[str, None] = {}
-    functions, keys = _declared_functions(listeners)
     threads = measure_threads(resources.device) if resources.threads is None else resources.threads
     if not all(getattr(listener, "independent_sites", False) for listener in listeners):
         threads = 1
+    updater = _Updater(listeners, threads, has_nodes=options["rows"] == "nodes")
 
     arguments: dict[str, Any] = {
         "of": str(options["of"]),
@@ -269,27 +269,6 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
     copy = comparison.copy
     model = model if copy is None else copy
 
-    def update_listeners(item: _Item) -> None:
-        observation, wait = item
-        wait()
-        clock, order = time.perf_counter, None
-        if threads > 1:
-            # Wall time would include waiting for the other threads.
-            clock, order = time.thread_time, (observation.batch, observation.site.index)
-        shared_by_package: dict[object, SharedBatch] = {}
-        for listener, names in zip(listeners, keys, strict=True):
-            limit = getattr(listener, "row_limit", None)
-            limited = _limit_rows(observation, limit, options["rows"] == "nodes")
-            shared = shared_by_package.setdefault(
-                (getattr(listener, "package", listener), len(limited.x)),
-                SharedBatch(limited, clock),
-            )
-            batch = _copy(limited, names, shared)
-            if order is None:
-                listener.update(batch)
-            else:
-                listener.update(batch, order)
-
     def batches(source: Iterable[Tensor], workers: BackgroundWorkers[_Item]) -> Iterator[Tensor]:
         before = rng_state(resources.device)
         for index, batch in enumerate(source):
@@ -300,11 +279,8 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
             yield batch.double() if copy is not None and batch.is_floating_point() else batch
             probe_pass.step()
 
-    def lane(item: _Item) -> str:
-        return item[0].place if threads > 1 else ""
-
     with BackgroundWorkers(
-        update_listeners, _bytes, 0, resources.device, lane=lane, threads=threads
+        updater.update, _bytes, 0, resources.device, lane=updater.lane, threads=threads
     ) as workers:
 
         def on_observation(observation: SiteBatch) -> None:
@@ -316,7 +292,7 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
             model,
             batches(samples.batches(int(options["batch"])), workers),
             on_observation,
-            functions=functions,
+            functions=updater.functions,
             on_unseen=unseen.setdefault,
             on_undefined=undefined.setdefault,
             **arguments,
@@ -329,6 +305,40 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
         none = f"the model calls no known activation function{inside}"
         raise NothingObserved("; ".join(unique(undefined.values())) or none, facts)
     return facts
+
+
+class _Updater:
+    """Updates the measures with the batches of sites, on one or several threads."""
+
+    def __init__(self, listeners: Sequence[Listener], threads: int, *, has_nodes: bool) -> None:
+        self._listeners = listeners
+        self._is_parallel = threads > 1
+        self._has_nodes = has_nodes
+        self.functions, self._keys = _declared_functions(listeners)
+
+    def update(self, item: _Item) -> None:
+        """Update each measure with its own copy of a batch."""
+        observation, wait = item
+        wait()
+        # Wall time would include waiting for the other threads.
+        clock = time.thread_time if self._is_parallel else time.perf_counter
+        shared_by_package: dict[object, SharedBatch] = {}
+        for listener, names in zip(self._listeners, self._keys, strict=True):
+            limit = getattr(listener, "row_limit", None)
+            limited = _limit_rows(observation, limit, self._has_nodes)
+            shared = shared_by_package.setdefault(
+                (getattr(listener, "package", listener), len(limited.x)),
+                SharedBatch(limited, clock),
+            )
+            batch = _copy(limited, names, shared)
+            if self._is_parallel:
+                listener.update(batch, (observation.batch, observation.site.index))
+            else:
+                listener.update(batch)
+
+    def lane(self, item: _Item) -> str:
+        """Return the site of a batch if sites may run at the same time, else ""."""
+        return item[0].place if self._is_parallel else ""
 
 
 def _facts(

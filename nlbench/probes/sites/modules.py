@@ -163,13 +163,13 @@ def _spans(blocks: Sequence[_Call], lengths: range) -> list[tuple[int, ModulePla
             blocks, key=lambda call: (call.path.rpartition(".")[0], call.number)
         )
     ]
-    spans = [
-        (run[start].index, run[start].place("span", run[start + length - 1]))
-        for run in runs
-        for start in range(len(run))
-        for length in lengths
-        if start + length <= len(run)
-    ]
+    spans = []
+    for run in runs:
+        for start, first in enumerate(run):
+            for length in lengths:
+                if start + length <= len(run):
+                    last = run[start + length - 1]
+                    spans.append((first.index, first.place("span", last)))
     if not spans:
         longest = max(len(run) for run in runs)
         raise Undefined(f"the network has no {lengths[0]} consecutive blocks, at most {longest}")
@@ -377,14 +377,11 @@ _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 def _blocks(model: nn.Module, calls: Sequence[_Call]) -> list[_Call]:
     """Return the calls of the members of the longest module list and of similar lists."""
     modules = dict(model.named_modules())
-    candidates = [
-        call
-        for call in calls
-        if call.preserves_shape
-        and call.is_composite
-        and isinstance(modules.get(call.path.rpartition(".")[0]), _LISTS)
-        and call.path
-    ]
+    candidates = []
+    for call in calls:
+        parent = modules.get(call.path.rpartition(".")[0])
+        if call.path and isinstance(parent, _LISTS) and call.preserves_shape and call.is_composite:
+            candidates.append(call)
     # A sequence of blocks is a stage, not a block.
     stages = {
         call
@@ -428,10 +425,10 @@ def _parts(
     parts_of_block: dict[_Call, list[tuple[int, ModulePlace]]] = {}
     level = {block: block for block in blocks}
     for depth in range(MAX_WRAPPERS):
-        composite = {
-            block: [c for c in children[inner] if c.preserves_shape and c.is_composite]
-            for block, inner in level.items()
-        }
+        composite = {}
+        for block, inner in level.items():
+            inside = children[inner]
+            composite[block] = [c for c in inside if c.preserves_shape and c.is_composite]
         members = [call for part in composite.values() for call in part]
         test = _MixingTest(model, members)
         with test.hooked():

@@ -230,7 +230,9 @@ class FoldedRows:
         self.is_probed = True
         for place in passes[0] if passes else ():
             calls = [recorded.get(place, []) for recorded in passes]
-            shapes = [[tensor.shape for tensor in tensors] for tensors in calls]
+            shapes = []
+            for tensors in calls:
+                shapes.append([tensor.shape for tensor in tensors])
             orders = {""}
             if shapes[0] == shapes[1] == shapes[2]:
                 orders = {row_order(*tensors) for tensors in zip(*calls, strict=True)}

@@ -92,10 +92,9 @@ class Microbatches:
             return join([x for x, _ in sides]), join([y for _, y in sides])
         if sides[0][0].owners is not None and len(sides) == len(self._sizes):
             starts = list(itertools.accumulate(self._sizes, initial=0))
-            shifted = [
-                [_shift(side, start) for side in pair]
-                for pair, start in zip(sides, starts, strict=False)
-            ]
+            shifted = []
+            for (x, y), start in zip(sides, starts, strict=False):
+                shifted.append((_shift(x, start), _shift(y, start)))
             return join([x for x, _ in shifted]), join([y for _, y in shifted])
         rows = [len(x.reduced) for x, _ in sides]
         if len(self._sizes) == 1 or (not call.sampled and set(rows) == {1}):

@@ -323,13 +323,10 @@ def _estimate(
         if group.steps == COST_PROBE_STEPS and not options.counts:
             is_last = True
         estimates = _estimate_crossings(group, miscounted, paired_fraction)
-        doubtful = [
-            i
-            for i, estimate in enumerate(estimates)
-            if group.steps >= MIN_STEPS
-            and group.doubtful[i]
-            and (is_last or estimate.is_resolved(tolerance, float(group.doubtful[i])))
-        ]
+        doubtful = []
+        for i, count in enumerate(group.doubtful.tolist() if group.steps >= MIN_STEPS else ()):
+            if count > 0 and (is_last or estimates[i].is_resolved(tolerance, count)):
+                doubtful.append(i)
         if doubtful:
             group.look_again(doubtful)
             estimates = _estimate_crossings(group, miscounted, paired_fraction)

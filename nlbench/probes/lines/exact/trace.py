@@ -213,7 +213,9 @@ class _OutputParts:
         if segments == 1:
             return [columns]
         # Copies, since a view of one trace would keep the memory of all traces alive.
-        parts = [[part.clone() for part in torch.split(column, counts)] for column in columns]
+        parts = []
+        for column in columns:
+            parts.append([part.clone() for part in torch.split(column, counts)])
         return list(zip(*parts, strict=True))
 
     def _concatenate_recent(self) -> None:

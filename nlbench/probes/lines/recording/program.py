@@ -108,10 +108,11 @@ class MeasuredStep:
     @property
     def bounds(self) -> list[Tensor]:
         """Measured errors of the inputs."""
-        return [
-            self._largest_difference(x, [copy[i] for copy in self.copies])
-            for i, x in enumerate(self.inputs)
-        ]
+        errors = []
+        for i, x in enumerate(self.inputs):
+            copies = [copy[i] for copy in self.copies]
+            errors.append(self._largest_difference(x, copies))
+        return errors
 
     @property
     def bound(self) -> Tensor:
@@ -193,7 +194,9 @@ def walk_measured(
     sizes = [precision * (1 if among == 2 else math.sqrt(21)) for among in multiples]
     runs = [{0: inputs}, *({0: perturbed(inputs, among)} for among in multiples)]
     for step in program.steps:
-        x = [[values[i] for i in step.inputs] for values in runs]
+        x = []
+        for values in runs:
+            x.append([values[i] for i in step.inputs])
         outputs = [apply_step(step, x[0]), *(apply_step(step, copy) for copy in x[1:])]
         yield MeasuredStep(step, x[0], x[1:], outputs[0], outputs[1:], sizes, group or len(inputs))
         for tensors in x:

@@ -252,21 +252,22 @@ def pooling_windows(
     >>> pooling_windows("max_pool1d", (None, 2), {"padding": 1}, (4,), (3,)).tolist()
     [[0, 0], [1, 2], [3, 3]]
     """
+    axes: list[list[Sequence[int]]] = []
     if name.startswith("adaptive"):
-        axes = [
-            [list(range(o * n // m, math.ceil((o + 1) * n / m))) for o in range(m)]
-            for n, m in zip(size, out, strict=True)
-        ]
+        for n, m in zip(size, out, strict=True):
+            axes.append([range(o * n // m, math.ceil((o + 1) * n / m)) for o in range(m)])
     else:
         settings = _pool_settings(args, kwargs)
         kernel = per_axis(settings["kernel_size"], len(size))
         stride = per_axis(settings.get("stride", kernel), len(size))
         padding = per_axis(settings.get("padding", 0), len(size))
         dilation = per_axis(settings.get("dilation", 1), len(size))
-        axes = [
-            [[i for i in range(o * s - p, o * s - p + k * d, d) if 0 <= i < n] for o in range(m)]
-            for n, m, k, s, p, d in zip(size, out, kernel, stride, padding, dilation, strict=True)
-        ]
+        for n, m, k, s, p, d in zip(size, out, kernel, stride, padding, dilation, strict=True):
+            windows_on_axis: list[Sequence[int]] = []
+            for start in range(-p, m * s - p, s):
+                places = range(start, start + k * d, d)
+                windows_on_axis.append([i for i in places if 0 <= i < n])
+            axes.append(windows_on_axis)
     flat = np.arange(math.prod(size)).reshape(size)
     windows = [flat[np.ix_(*members)].ravel().tolist() for members in itertools.product(*axes)]
     longest = max(map(len, windows))
