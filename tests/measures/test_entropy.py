@@ -90,12 +90,12 @@ def test_numbers_that_are_not_finite_fail_the_site(bad):
 
 
 def test_a_range_beyond_float64_is_refused():
-    with pytest.raises(NotFinite, match="too large"):
+    with pytest.raises(NotFinite):
         histogram_entropy(torch.tensor([[-1e308, 1e308]], dtype=torch.float64))
 
 
 def test_a_site_without_features_or_samples_is_undefined():
-    with pytest.raises(Undefined, match="no columns"):
+    with pytest.raises(Undefined, match="columns"):
         histogram_entropy(torch.ones(3, 0))
     assert read(Entropy(), [(torch.ones(3, 0), torch.ones(3, 0))]).values[0].status == "undefined"
     empty = torch.ones(0, 3)

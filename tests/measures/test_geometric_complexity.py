@@ -63,7 +63,7 @@ def test_the_measure_takes_its_option(directions):
 
 
 def test_an_output_without_derivative_is_undefined():
-    with pytest.raises(Undefined, match="does not depend on the input"):
+    with pytest.raises(Undefined, match="depend"):
         squared_jacobian_norms(lambda x: x.detach(), torch.ones(2, 2))
 
 

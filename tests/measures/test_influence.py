@@ -43,7 +43,7 @@ def test_rows_of_zeros_do_not_count():
 
 
 def test_shapes_have_to_agree():
-    with pytest.raises(nlbench.RequestError, match="equal shapes"):
+    with pytest.raises(nlbench.RequestError):
         block_influence(torch.ones(3, 2), torch.ones(3, 1))
 
 

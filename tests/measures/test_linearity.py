@@ -162,7 +162,7 @@ def test_undefined(x, y, reason):
 
 def test_single_sequence_cannot_be_held_out():
     x, y = _stream(50, 3, 2.0)
-    with pytest.raises(nlbench.Undefined, match="held out"):
+    with pytest.raises(nlbench.Undefined):
         linearity_statistics(x, y, owners=torch.zeros(50, dtype=torch.long))
 
 

@@ -163,7 +163,7 @@ def test_batch_of_one_or_two_is_skipped():
     result = read(net, [normal(9, 12, 2), normal(10, 2, 2), normal(11, 1, 2)])
     assert result.summary == whole.summary
     assert dict(result.notes) == {"samples left out": 3}
-    with pytest.raises(Undefined, match="no batch of at least 3 samples"):
+    with pytest.raises(Undefined, match="batch"):
         read(net, [normal(9, 2, 2)])
 
 

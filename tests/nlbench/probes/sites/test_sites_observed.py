@@ -125,7 +125,7 @@ def test_unmatched_selection_is_one_line():
 
 
 def test_malformed_selection_is_refused_before_running():
-    with pytest.raises(RequestError, match="expected every:K"):
+    with pytest.raises(RequestError, match="every:K"):
         SITES.check(100, settings(select="every:many"))
     assert SITES.steps(100, settings(batch=30)) == 4
 
