@@ -53,11 +53,7 @@ def test_all_units_of_a_network_are_compared(batch, samples):
         model,
         before_drawing(images),
         "naswot",
-        settings={
-            "sites.reduction": "flatten",
-            "sites.batch": batch,
-            "naswot.samples": samples,
-        },
+        settings={"sites.reduction": "flatten", "sites.batch": batch, "naswot.samples": samples},
     )
     result = run["naswot"]
     codes = (torch.cat(sites, 1) > 0).numpy()

@@ -17,9 +17,7 @@ from nlbench.registry import Family
 def plugins(monkeypatch):
     found = []
     monkeypatch.setattr(
-        registry,
-        "entry_points",
-        lambda group: [entry for entry in found if entry.group == group],
+        registry, "entry_points", lambda group: [entry for entry in found if entry.group == group]
     )
     return found
 

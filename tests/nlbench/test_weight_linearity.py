@@ -74,10 +74,7 @@ def test_sketched_kernels_approach_the_exact_ones():
 
 @pytest.mark.parametrize(
     "model",
-    [
-        nn.Linear(3, 2),
-        nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(3, 2)),
-    ],
+    [nn.Linear(3, 2), nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(3, 2))],
     ids=["layer", "last layer"],
 )
 def test_models_linear_in_their_weights_have_zero(model):

@@ -102,8 +102,7 @@ def test_huge_patterns_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("make", "name"),
-    [(random_tensors, "size"), (synthetic, "size"), (synthetic, "test_size")],
+    ("make", "name"), [(random_tensors, "size"), (synthetic, "size"), (synthetic, "test_size")]
 )
 def test_a_huge_split_is_refused(make, name):
     with pytest.raises(RequestError):

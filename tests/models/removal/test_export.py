@@ -15,12 +15,7 @@ from nlbench.cli.app import main
 from nlbench.errors import RequestError
 from nlbench.models.removal.export import export_pretrained, export_spans
 from nlbench.models.removal.span_removal import find_span
-from nlbench.models.removal.spans import (
-    SpanEvaluation,
-    SpanResult,
-    has_tied_head,
-    pretrained_model,
-)
+from nlbench.models.removal.spans import SpanEvaluation, SpanResult, has_tied_head, pretrained_model
 
 SHAPE = {"vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 5, "num_attention_heads": 2}
 LLAMA = {**SHAPE, "intermediate_size": 32, "num_key_value_heads": 1, "tie_word_embeddings": True}

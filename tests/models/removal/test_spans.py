@@ -9,13 +9,7 @@ from torch import nn
 from nlbench.errors import RequestError
 from nlbench.models.removal.commands import remove
 from nlbench.models.removal.span_removal import find_span, parse_span
-from nlbench.models.removal.spans import (
-    Span,
-    SpanEvaluation,
-    StreamFit,
-    cut_config,
-    last_linear,
-)
+from nlbench.models.removal.spans import Span, SpanEvaluation, StreamFit, cut_config, last_linear
 from nlbench.probes.replacement import find_calls
 
 

@@ -253,10 +253,7 @@ def test_values_of_omega_have_separate_checkpoints(tmp_path, start):
 def test_two_processes_never_train_into_one_folder(tmp_path, start):
     folder = tmp_path / "lin" / "checkpoints" / "omega0-seed0.training"
     folder.mkdir(parents=True)
-    with (
-        LockedFolder(folder).locked(),
-        pytest.raises(RequestError),
-    ):
+    with LockedFolder(folder).locked(), pytest.raises(RequestError):
         linearise(request(weights=start), tmp_path / "lin")
 
 

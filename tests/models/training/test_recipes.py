@@ -22,8 +22,7 @@ def test_a_cosine_falls_to_nearly_zero():
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "loss", "reached"),
-    [(1.0, 0.05, True), (0.99, 0.05, False), (1.0, 0.1, False)],
+    ("accuracy", "loss", "reached"), [(1.0, 0.05, True), (0.99, 0.05, False), (1.0, 0.1, False)]
 )
 def test_training_ends_when_every_threshold_is_reached(accuracy, loss, reached):
     recipe = Recipe("r", 4, until_train_accuracy=1.0, until_loss=0.1)

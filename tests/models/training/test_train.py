@@ -13,11 +13,7 @@ from safetensors import safe_open
 from nlbench import registry
 from nlbench.errors import RequestError
 from nlbench.models.training.train import TrainingFolder, run_training
-from nlbench.models.training.training_request import (
-    TrainingRequest,
-    load_recipe,
-    resolve_recipe,
-)
+from nlbench.models.training.training_request import TrainingRequest, load_recipe, resolve_recipe
 from nlbench.serialization.hashing import file_hash
 
 QUICK = TrainingRequest(

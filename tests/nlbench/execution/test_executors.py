@@ -26,11 +26,7 @@ from nlbench.execution.dask_cluster import _call_within
 from nlbench.execution.executors import WorkerPool
 from nlbench.execution.supervisor import WorkerCrash
 from nlbench.execution.unit_runner import UnitRunner
-from nlbench.execution.work_units import (
-    Unit,
-    to_message,
-    units_of,
-)
+from nlbench.execution.work_units import Unit, to_message, units_of
 from nlbench.plan import make_plan
 from nlbench.progress import ProgressMonitor
 from nlbench.request import ExecutionOptions, Request

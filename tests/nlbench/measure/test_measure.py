@@ -109,11 +109,7 @@ def test_too_few_places_have_no_summary(total, data):
 def test_reading_without_defined_place_is_undefined():
     x = torch.randn(1, 3)
     result = read(mean_change(), [observation("a", x, x)])
-    assert (result.status, result.reason, result.summary) == (
-        "undefined",
-        "needs 2 samples",
-        {},
-    )
+    assert (result.status, result.reason, result.summary) == ("undefined", "needs 2 samples", {})
 
 
 def test_reasons_with_other_numbers_stand_once():

@@ -42,8 +42,7 @@ def test_r2_of_batches_equals_scikit_learn():
 
 
 @pytest.mark.parametrize(
-    ("metric", "reference"),
-    [("PearsonCorrCoef", pearsonr), ("SpearmanCorrCoef", spearmanr)],
+    ("metric", "reference"), [("PearsonCorrCoef", pearsonr), ("SpearmanCorrCoef", spearmanr)]
 )
 @pytest.mark.parametrize("d", [1, 3])
 def test_metric_of_one_output_has_mean_over_columns(metric, reference, d):

@@ -110,10 +110,7 @@ def test_leftovers_of_a_kill_are_removed(plugin, tmp_path):
 
 def test_two_processes_do_not_write_to_one_run(plugin, tmp_path):
     result = run(request(), tmp_path / "run")
-    with (
-        RunFolder(result.path).open(),
-        pytest.raises(RequestError),
-    ):
+    with RunFolder(result.path).open(), pytest.raises(RequestError):
         run(request("plain,r2"), result.path)
 
 

@@ -222,10 +222,7 @@ def test_saving_again_to_own_folder_keeps_run_readable(tmp_path, monkeypatch):
 
 def test_saves_to_one_folder_are_exclusive(tmp_path):
     (tmp_path / "run" / "cells").mkdir(parents=True)
-    with (
-        RunFolder(tmp_path / "run").locked(),
-        pytest.raises(RequestError),
-    ):
+    with RunFolder(tmp_path / "run").locked(), pytest.raises(RequestError):
         Run({}, [record()]).save(tmp_path / "run")
 
 

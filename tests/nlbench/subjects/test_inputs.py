@@ -101,10 +101,7 @@ def test_tuples_are_arguments_for_every_probe():
 def test_mappings_are_keyword_arguments_also_from_loaders():
     model, a, b = seeded(lambda: (Two(), torch.randn(60, 4), torch.randn(60, 3)))
     whole = scores(nlbench.evaluate(model, (a, b), ALL[:2]))
-    for inputs in (
-        {"a": a, "b": b},
-        [{"a": a[:30], "b": b[:30]}, {"a": a[30:], "b": b[30:]}],
-    ):
+    for inputs in ({"a": a, "b": b}, [{"a": a[:30], "b": b[:30]}, {"a": a[30:], "b": b[30:]}]):
         assert scores(nlbench.evaluate(model, inputs, ALL[:2])).equals(whole)
     loader = DataLoader(TensorDataset(a, b), batch_size=16)
     assert scores(nlbench.evaluate(model, loader, ALL[:2], labels=False)).equals(whole)

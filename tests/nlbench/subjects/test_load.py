@@ -114,10 +114,7 @@ def test_builder_gets_the_arguments_that_it_accepts(plugins, builder, shape, giv
     assert seen == [given]
 
 
-@pytest.mark.parametrize(
-    "builder",
-    [lambda in_channels=3: None, lambda image_size=8: None],
-)
+@pytest.mark.parametrize("builder", [lambda in_channels=3: None, lambda image_size=8: None])
 def test_image_networks_refuse_vectors_in_one_line(plugins, builder):
     plugins["models", "mine"] = builder
     with pytest.raises(RequestError) as caught:

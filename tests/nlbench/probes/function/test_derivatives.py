@@ -16,8 +16,7 @@ NETWORKS = {
         nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 3, 2), nn.BatchNorm1d(3), nn.SiLU(), nn.MaxPool1d(2)
     ),
     "attention": nn.Sequential(
-        nn.Unflatten(1, (3, 2)),
-        nn.TransformerEncoderLayer(2, 1, 8, batch_first=True, dropout=0.3),
+        nn.Unflatten(1, (3, 2)), nn.TransformerEncoderLayer(2, 1, 8, batch_first=True, dropout=0.3)
     ),
     "in place at once": nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 2)),
 }

@@ -155,8 +155,7 @@ def without_last_breakpoint(trace):
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [lambda trace: replace(trace, values=1.001 * trace.values), without_last_breakpoint],
+    "wrong", [lambda trace: replace(trace, values=1.001 * trace.values), without_last_breakpoint]
 )
 def test_traces_are_checked_together(wrong, monkeypatch):
     program, net, points, trace = traced()

@@ -219,9 +219,7 @@ def test_drawing_network_and_measure_are_independent(monkeypatch):
     assert found[0].equals(found[1])
 
 
-def test_deterministic_network_overlaps_with_measures_after_first_batch(
-    monkeypatch,
-):
+def test_deterministic_network_overlaps_with_measures_after_first_batch(monkeypatch):
     room = []
     monkeypatch.setattr(sites, "overlap_pays", lambda device: True)
     monkeypatch.setattr(

@@ -125,8 +125,7 @@ def _swapped(m, x):
 
 
 @pytest.mark.parametrize(
-    "forward",
-    [_through_a_view, _early_view, _late_view, _into_a_buffer, _swapped],
+    "forward", [_through_a_view, _early_view, _late_view, _into_a_buffer, _swapped]
 )
 def test_writes_are_recorded_through_aliases(forward):
     assert_reproduces(Net(forward), 4)
