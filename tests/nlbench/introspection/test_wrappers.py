@@ -81,14 +81,9 @@ def compiled_and_parallel(model):
 
 
 WRAPPERS = [
-    compiled,
-    compiled_in_place,
-    compiled_child,
-    compiled_method,
-    nn.DataParallel,
-    compiled_and_parallel,
-    AveragedModel,
-]
+    compiled, compiled_in_place, compiled_child, compiled_method, nn.DataParallel,
+    compiled_and_parallel, AveragedModel,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS, ids=lambda wrap: wrap.__name__)
