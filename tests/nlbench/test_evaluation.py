@@ -64,20 +64,6 @@ def test_evaluate_returns_a_run_like_load_run(tmp_path):
     json.dumps(dict(loaded.manifest))
 
 
-@pytest.mark.parametrize(
-    ("inputs", "says"),
-    [
-        (torch.randn(4), "expected"),
-        (torch.randn(0, 4), "expected"),
-        ([], "yields nothing"),
-        (["text"], "yields a str"),
-    ],
-)
-def test_inputs_that_cannot_be_used_are_one_line(inputs, says):
-    with pytest.raises(RequestError, match=says):
-        nlbench.evaluate(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), inputs, ["r2"])
-
-
 def test_a_network_without_activations_is_undefined():
     result = nlbench.evaluate(nn.Linear(4, 2), torch.randn(20, 4), ["affinity", "absdev"])
     assert result["affinity"].status == "undefined"
@@ -254,21 +240,6 @@ def test_a_path_without_length_is_refused(settings):
     result = nlbench.evaluate(model, torch.rand(4, 3, 8, 8), ["density"], settings=settings)
     assert result["density"].status == "failed"
     assert "the paths have no length" in result["density"].reason
-
-
-@pytest.mark.parametrize(
-    ("model", "inputs", "says"),
-    [
-        (lambda z: z, torch.zeros(3, 2), "expected a torch.nn.Module"),
-        (nn.Linear(2, 2, device="meta"), torch.zeros(3, 2), "on the meta device"),
-        (nn.Linear(2, 2), None, "a NoneType, expected a tensor or a loader"),
-        (nn.Linear(2, 2), np.zeros((3, 2)), "a ndarray, expected a tensor or a loader"),
-        (nn.Linear(2, 2), [torch.zeros(3, 2), torch.zeros(3, 5)], "samples of shapes"),
-    ],
-)
-def test_an_ordinary_mistake_is_one_line(model, inputs, says):
-    with pytest.raises(RequestError, match=says):
-        nlbench.evaluate(model, inputs, ["r2"])
 
 
 def test_a_run_is_not_saved_over_anything_else(tmp_path):

@@ -44,11 +44,6 @@ def test_builtins_are_described_by_their_docstrings():
                 assert is_made or built_in.__doc__.startswith(registry.describe(entry))
 
 
-def test_an_unknown_name_suggests_the_nearest():
-    with pytest.raises(RequestError, match="'afinity'"):
-        registry.load("measures", "afinity")
-
-
 def test_a_name_like_no_other_gets_the_list(plugins):
     plugins.append(entry_point("alpha", "nowhere:x", "somebody"))
     with pytest.raises(RequestError):
@@ -103,11 +98,6 @@ def test_a_plugin_that_misses_its_object_is_named(plugins):
 def test_globs_expand_to_names_once_and_in_order():
     names = registry.expand("measures", ["r2", "a[bf]*[vy]", "affinity"])
     assert names == ["r2", "absdev", "affinity"]
-
-
-def test_unmatched_glob_is_refused():
-    with pytest.raises(RequestError, match=r"'zz\*'"):
-        registry.expand("measures", ["zz*"])
 
 
 class Zoo(Family):
@@ -216,11 +206,6 @@ def test_a_family_that_is_none_is_named(plugins, loaded):
         registry.load("models", "zoo/ape")
 
 
-def test_a_familys_name_alone_is_no_model():
-    with pytest.raises(RequestError, match="'torchvision/'"):
-        registry.load("models", "torchvision/")
-
-
 def test_distribution_installed_at_runtime_is_found(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "late" not in registry.entries("measures")
@@ -315,16 +300,6 @@ def test_loading_a_name_imports_and_lists_no_family(plugins, loaded, monkeypatch
     assert registry.load("models", "zoo/bee")() == "bee"
 
 
-def test_a_suggestion_keeps_the_family():
-    with pytest.raises(RequestError, match="'torchvision/resnet1'"):
-        registry.load("models", "torchvision/resnet1")
-    with pytest.raises(RequestError, match="'torchvision/q'"):
-        registry.load("models", "torchvision/q")
-    pytest.importorskip("timm")
-    with pytest.raises(RequestError, match="'timm/resnet5'"):
-        registry.load("models", "timm/resnet5")
-
-
 def test_numbers_of_options_have_bounds_on_both_sides():
     options = {
         f"{name}.{key}": option
@@ -338,8 +313,3 @@ def test_numbers_of_options_have_bounds_on_both_sides():
         assert math.isfinite(option.minimum), name
         assert math.isfinite(option.maximum), name
         assert option.minimum >= 1 or not name.endswith(".batch"), name
-
-
-def test_unknown_models_are_answered_with_form_of_files():
-    with pytest.raises(RequestError, match="'qqq'"):
-        registry.find("models", "qqq")

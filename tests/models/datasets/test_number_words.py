@@ -151,15 +151,3 @@ def test_the_seed_decides_the_corpus():
 def test_the_options_come_from_the_command_line():
     data = load_dataset("number-words", {"train": "20", "test": "4", "target": "de"})
     assert (len(data.train.sources), data.bleu_tokens) == (20, "char")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"source": "fr"}, "translates from fr to itself"),
-        ({"largest": 100, "train": 100, "test": 10}, "there are only 101"),
-    ],
-)
-def test_a_corpus_that_can_not_be_is_refused(options, message):
-    with pytest.raises(RequestError, match=message):
-        number_words(**options)

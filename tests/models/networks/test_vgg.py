@@ -84,12 +84,6 @@ def test_the_global_seed_decides_the_weights():
     assert not torch.equal(first_weights(1), first_weights(2))
 
 
-@pytest.mark.parametrize("argument", ["in_channels", "num_classes"])
-def test_a_number_below_one_is_refused_by_name(argument):
-    with pytest.raises(RequestError, match=argument):
-        vgg8(**{argument: 0})
-
-
 def test_checkpoint_ships_for_digits_and_source_is_named():
     info = model_info(vgg8)
     assert info.trained["digits"].is_file()

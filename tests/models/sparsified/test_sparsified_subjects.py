@@ -133,18 +133,9 @@ def test_an_unknown_transform_is_refused_in_one_line(tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        "[1]",
-        "{",
-        "",
-        '{"layerwise": false}\n{}',
-        "[" * 100_000,
-        "x " * 5000,
-        json.dumps({"depth": 3}),
-        json.dumps({"example": 3}),
-        json.dumps({"layerwise": "no"}),
-    ],
-)
+    ["[1]", "{", "", '{"layerwise": false}\n{}', "[" * 100_000, "x " * 5000,
+     json.dumps({"depth": 3}), json.dumps({"example": 3}), json.dumps({"layerwise": "no"})],
+)  # fmt: skip
 def test_wrong_options_are_refused_in_one_line(options):
     metadata = {"transform": "sparsify", "transform_options": options}
     with pytest.raises(RequestError) as caught:

@@ -254,18 +254,10 @@ def copied(finished, folder):
 
 @pytest.mark.parametrize(
     ("place", "value"),
-    [
-        (["result"], []),
-        (["result"], 1e308),
-        (["result"], {"a": 1}),
-        (["result", "scores"], None),
-        (["request"], "x"),
-        (["calls"], [7]),
-        (["calls"], [{"seconds": "x"}]),
-        (["checkpoints"], [1]),
-        (["start"], {}),
-    ],
-)
+    [(["result"], []), (["result"], 1e308), (["result"], {"a": 1}), (["result", "scores"], None),
+     (["request"], "x"), (["calls"], [7]), (["calls"], [{"seconds": "x"}]), (["checkpoints"], [1]),
+     (["start"], {})],
+)  # fmt: skip
 def test_a_tampered_manifest_is_one_line(finished, tmp_path, place, value):
     file = copied(finished, tmp_path)
     content = part = manifest(file)

@@ -4,7 +4,6 @@ import collections
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -144,42 +143,6 @@ def test_integers_are_undefined_for_differentiating_probes(measure):
     model = seeded(Words)
     for inputs in (ids, (ids, mask), {"input_ids": ids, "attention_mask": mask}):
         assert nlbench.evaluate(model, inputs, [measure])[measure].status == "undefined"
-
-
-@pytest.mark.parametrize(
-    ("inputs", "says"),
-    [
-        ((torch.zeros(3, 2), torch.zeros(3, 2)), r"a batch has 2 arguments, but the model takes 1"),
-        ((torch.zeros(3, 2), torch.zeros(4, 2)), r"a batch has 2 arguments, but the model takes 1"),
-        ([(torch.zeros(3, 2), torch.zeros(4))], r"3 samples has labels of shape \(4,\)"),
-        ((), "arguments without a tensor"),
-        ({}, "arguments without a tensor"),
-        ({"x": None}, "arguments without a tensor"),
-        ({"x": [1, 2]}, "arguments without a tensor"),
-        ((np.zeros((3, 2)),), r"inputs: a ndarray, .* torch.as_tensor\(inputs, dtype="),
-        (np.zeros((3, 2)), r"a ndarray, expected a tensor or a loader .*torch.as_tensor\(inputs, "),
-        (np.zeros((3, 2), dtype=int), r"convert an array with torch.as_tensor\(inputs\)"),
-        ([np.zeros((3, 2))], r"the loader yields a ndarray, .*torch.as_tensor"),
-        ("text", "a str, expected a tensor or a loader"),
-        (b"text", "a bytes, expected a tensor or a loader"),
-        (7, "an int, expected a tensor or a loader"),
-        (torch.zeros(3), r"shape \(3,\), expected \(n, ...\)"),
-        ((torch.zeros(3),), r"shape \(3,\), expected \(n, ...\)"),
-        (torch.zeros(()), r"shape \(\), expected \(n, ...\)"),
-        ([torch.zeros(3)], r"shape \(3,\), expected \(n, ...\)"),
-        (TensorDataset(torch.zeros(0, 2)), "yields nothing"),
-        ([torch.zeros(3, 2), (torch.zeros(3, 2), 1, 2)], "batches with different arguments"),
-        (iter([torch.zeros(3, 2), {"input": torch.zeros(3, 2)}]), "with different arguments"),
-        ({"a", "b"}, "the loader yields a str"),
-        (torch.zeros(0, 2), "no samples"),
-        (torch.zeros(3, 2).to_sparse(), "inputs: a sparse or nested tensor, expected a dense one"),
-        ([torch.zeros(3, 2, device="meta")], "on the meta device"),
-    ],
-)  # fmt: skip
-def test_inputs_that_cannot_be_read_are_one_line(inputs, says):
-    with pytest.raises(RequestError, match=says) as caught:
-        nlbench.evaluate(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), inputs, ["r2"])
-    assert "\n" not in str(caught.value)
 
 
 def test_ambiguous_pairs_are_asked_about():

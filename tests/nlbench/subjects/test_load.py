@@ -46,16 +46,6 @@ def test_options_reach_the_dataset_converted():
     assert len(data.test) == 5
 
 
-def test_unknown_dataset_options_suggest_the_nearest():
-    with pytest.raises(RequestError, match="'sise'"):
-        load_dataset("random", {"sise": 3})
-
-
-def test_a_dataset_without_options_refuses_one():
-    with pytest.raises(RequestError, match="'folder'"):
-        load_dataset("digits", {"folder": "x"})
-
-
 def test_something_that_is_no_dataset_is_named(plugins):
     plugins["datasets", "odd"] = lambda: 3
     with pytest.raises(PluginError, match="'odd'"):

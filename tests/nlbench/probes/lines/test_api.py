@@ -228,15 +228,6 @@ def test_an_end_that_is_not_finite_is_refused(bad):
         trace_segment(mlp(0), torch.zeros(3), torch.tensor([0.0, bad, 0.0]))
 
 
-def test_ends_that_do_not_fit_are_refused():
-    with pytest.raises(RequestError, match=r"\(3,\) to \(4,\)"):
-        trace_segment(mlp(0), torch.zeros(3), torch.zeros(4))
-    with pytest.raises(RequestError, match=r"\(1, 4\)"):
-        trace_segment(mlp(0), torch.zeros(4), torch.ones(4))
-    with pytest.raises(RequestError):
-        trace_segment(mlp(0), torch.zeros(3).long(), torch.ones(3).long())
-
-
 def test_smooth_activations_are_refused_by_name():
     net = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.GELU()))
     with pytest.raises(UnsupportedOperation, match=r"^gelu at 1\.1"):
