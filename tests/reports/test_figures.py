@@ -315,22 +315,6 @@ def test_a_path_is_drawn_with_its_chords(tmp_path) -> None:
         nlbench.evaluate(model, torch.randn(16, 2), ["r2"]).figure("path")
 
 
-@pytest.mark.parametrize(
-    ("form", "options", "message"),
-    [
-        ("strips", {}, "expected strip, signature, board, compare, path"),
-        ("strip", {"format": "eps"}, "expected pdf, svg, png"),
-        ("strip", {"width": "page"}, "expected column, text or inches"),
-        ("strip", {"width": math.nan}, "expected column, text or inches"),
-        ("strip", {"measure": "afinity"}, "did you mean 'affinity'"),
-        ("strip", {"subject": "nothing"}, "no subject 'nothing'"),
-    ],
-)
-def test_wrong_arguments_of_a_figure_are_named(made_run, form, options, message) -> None:
-    with pytest.raises(RequestError, match=re.escape(message)):
-        made_run.figure(form, **options)
-
-
 def test_plots_are_drawn_into_given_axes(made_run) -> None:
     figure = Figure()
     upper, lower = figure.subplots(2)

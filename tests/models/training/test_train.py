@@ -171,23 +171,6 @@ def test_a_threshold_ends_training(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"recipe": "vanila"}, "there is no recipe 'vanila'; did you mean 'vanilla'"),
-        ({"changes": {"omega": 0.1}}, "recipe 'vanilla' has no setting 'omega'"),
-        ({"changes": {"epochs": 0}}, "epochs is 0, expected 1 to 10,000,000"),
-        ({"changes": {"epochs": 10**30}}, "expected 1 to 10,000,000"),
-        ({"recipe": "post-training"}, "starts from trained weights"),
-        ({"model": "transformer-tiny"}, "use parallel text such as number-words"),
-    ],
-)
-def test_an_invalid_request_is_refused_in_one_line(change, message, tmp_path):
-    with pytest.raises(RequestError, match=message):
-        run_training(replace(QUICK, **{"changes": {}, **change}), tmp_path / "x.safetensors")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
     ("model", "recipe"),
     [("vgg8", "vanilla"), ("resnet18-w64", "adam"), ("transformer-tiny", "translation")],
 )
