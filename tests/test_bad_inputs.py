@@ -35,6 +35,7 @@ from nlbench.models.training.recipes import vanilla
 from nlbench.probes.lines import trace_segment
 from nlbench.probes.lines.paths import closed_paths, noise_paths, pair_paths
 from nlbench.probes.sites.sites_probe import Selection
+from nlbench.request import Request
 from nlbench.studies.networks.perceptrons import redshift_mlp
 from nlbench.studies.shared.points import curves
 from nlbench.subjects.load import load_dataset
@@ -69,6 +70,19 @@ def points(name, **options):
 
 
 REFUSED = [
+    # requests
+    (lambda: Request(measures=()), "measures: expected at least one"),
+    (lambda: Request(measures=3), "measures: expected names, got 3"),
+    (lambda: Request(measures=("r2", 3)), "measures: expected names, got 3"),
+    (lambda: Request(seeds=(-1,)), "seeds: -1 is out of bounds"),
+    (lambda: Request(seeds=(True,)), "seeds: expected non-negative integers, got True"),
+    (lambda: Request(seeds=1.5), "seeds: expected non-negative integers, got 1.5"),
+    (lambda: Request(samples=-1), "samples: -1 is out of bounds, expected 0 to 1e+09"),
+    (lambda: Request(samples=10**5000), "samples: an int is out of bounds"),
+    (lambda: Request(split="valid"), "split: unknown 'valid'"),
+    (lambda: Request(device=None), "device: expected text, got None"),
+    (lambda: Request(precision=3), "precision: unknown '3'"),
+    (lambda: Request(settings=[("a.b", 1)]), "settings: expected a table, got a list"),
     # measures
     (lambda: affinity_score(ONES, ONES[:, :1]), "(9, 2) and y has shape (9, 1)"),
     (lambda: affinity_score(ONES, ONES[:8]), "(9, 2) and y has shape (8, 2)"),
