@@ -118,11 +118,6 @@ def test_vectors_are_refused():
         build_model("torchvision/resnet18", data_of((2,)), seed=0)
 
 
-def test_an_unknown_name_suggests_the_nearest():
-    with pytest.raises(RequestError, match="'torchvision/resnet18'"):
-        registry.load("models", "torchvision/resnet17")
-
-
 @pytest.mark.parametrize("name", ["mnasnet0_5", "squeezenet1_1"])
 def test_a_checkpoint_of_torchvision_is_loaded(name, tmp_path):
     theirs = models.get_model(name, weights=None, num_classes=5)

@@ -154,11 +154,6 @@ def test_every_kind_of_unit_is_traced(function, bends):
     torch.testing.assert_close(adaptive_trace.values, exact.values, rtol=1e-12, atol=1e-12)
 
 
-def test_a_segment_without_length_is_one_region():
-    x = torch.randn(3)
-    assert adaptive(mlp(0), x, x).t.tolist() == [0, 1]
-
-
 @settings(max_examples=6, deadline=None)
 @given(st.integers(1, 7), st.integers(0, 10**6))
 def test_batch_of_segments_changes_nothing(together, seed):
