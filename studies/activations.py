@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_MEAN = 20
 POINTS = 1000
-GRIDS = {"full": (20, (1, 2, 4)), "quick": (9, (4,))}
+GRIDS = {"full": (20, (1, 2, 4)), "quick": (5, (4,))}
 """Number of means, and the standard deviations, in full and quick studies."""
 SHAPES, CENTRED_WIDTHS = ("relu", "tanh", "sigmoid"), (1, 4, 16)
 NONLINEAR_BELOW = 0.9

@@ -49,7 +49,7 @@ class Length(Study):
             tuple(f"drawn/depth{DEPTH}-variance{variance}" for variance in VARIANCES),
             ("normal/0:1",),
             ("init",),
-            seeds=context.seeds_or(60, 10),
+            seeds=context.seeds_or(60, 5),
             samples=2 * PATHS,
             settings={
                 "normal.shape": str(WIDTH),

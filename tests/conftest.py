@@ -1,4 +1,5 @@
 import functools
+import gc
 import importlib
 import os
 import signal
@@ -24,6 +25,9 @@ settings.load_profile("nlbench")
 # so would what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# What is collected never becomes garbage. Looking for some in it takes a third of the collection.
+gc.disable()
 
 # The developer's settings would change what commands print, and where data are found.
 for variable in (
@@ -90,6 +94,8 @@ def one_tree_of_commands():
 def pytest_collection_modifyitems(items):
     import torch
 
+    gc.freeze()
+    gc.enable()
     # Without a cache of fonts Matplotlib builds one, and prints so to standard error if it takes
     # long.
     importlib.import_module("matplotlib.font_manager")

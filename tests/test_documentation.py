@@ -72,8 +72,7 @@ IS_A_SERVICE = ("cluster.py",)
 
 
 @pytest.mark.parametrize(
-    "page",
-    [str(page.relative_to(ROOT)) for page, blocks in BLOCKS.items() if blocks],
+    "page", [str(page.relative_to(ROOT)) for page, blocks in BLOCKS.items() if blocks]
 )
 def test_the_python_of_a_page_runs(page, tmp_path):
     blocks = BLOCKS[ROOT / page]

@@ -304,50 +304,45 @@ def check_invariances(trial: Trial, first: Result) -> Iterator[Check]:
     """Check each known invariance, whether or not the measure declares it."""
     model = relu_network().double()
     inputs = samples().double()
+    plain = trial.value(model, inputs)
     for name, description in INVARIANCES.items():
         is_claimed = name in trial.measure.invariant_to and not trial.settings
         label = f"invariant to {name}"
         try:
-            pair = _VARIATIONS[name](trial, model, inputs)
+            varied = _VARIATIONS[name](trial, model, inputs)
         except NlbenchError as error:
             yield Check(label, "broken" if is_claimed else "not checked", str(error))
             continue
-        if pair is None:
+        if varied is None:
             reason = f"the observations of {trial.measure.probe} can't be varied in this way"
             yield Check(label, "not checked", reason)
             continue
-        change = difference(*pair, ROUNDING_TOLERANCE)
+        change = difference(plain, varied, ROUNDING_TOLERANCE)
         if change:
             yield Check(label, "broken" if is_claimed else "not claimed", change)
         else:
             yield Check(label, "kept", "" if is_claimed else f"could be declared: {description}")
 
 
-ResultPair = tuple[Result, Result] | None
-"""Results without and with a variation.
-
-None if it doesn't apply.
-"""
+Variation = Callable[[Trial, nn.Module, Tensor], Result | None]
+"""Measures with a variation; returns None if it doesn't apply."""
 
 
-def _vary_batches(trial: Trial, model: nn.Module, inputs: Tensor) -> ResultPair:
+def _vary_batches(trial: Trial, model: nn.Module, inputs: Tensor) -> Result | None:
     if "batch" not in load_probe(trial.measure.probe).options:
         return None
-    size = SAMPLES // 3
-    return trial.value(model, inputs, batch=SAMPLES), trial.value(model, inputs, batch=size)
+    return trial.value(model, inputs, batch=SAMPLES // 3)
 
 
-def _vary_order(trial: Trial, model: nn.Module, inputs: Tensor) -> ResultPair:
+def _vary_order(trial: Trial, model: nn.Module, inputs: Tensor) -> Result:
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(2))
-    return trial.value(model, inputs), trial.value(model, inputs[order])
+    return trial.value(model, inputs[order])
 
 
-def _vary_channels(
-    change: Callable[[Tensor], Tensor],
-) -> Callable[[Trial, nn.Module, Tensor], ResultPair]:
+def _vary_channels(change: Callable[[Tensor], Tensor]) -> Variation:
     """Return a variation that changes x and y of each observation that has both."""
 
-    def vary(trial: Trial, model: nn.Module, inputs: Tensor) -> ResultPair:
+    def vary(trial: Trial, model: nn.Module, inputs: Tensor) -> Result | None:
         changed = []
         if trial.measure.unreduced:
             return None
@@ -363,7 +358,7 @@ def _vary_channels(
             return replace(observation, x=change(x), y=change(y), **unshared)
 
         result = trial.value(model, inputs, measure=_changing(trial.measure, changed_channels))
-        return (trial.value(model, inputs), result) if changed else None
+        return result if changed else None
 
     return vary
 
@@ -379,7 +374,7 @@ def _shift(values: Tensor) -> Tensor:
     return values + torch.linspace(-2, 3, values.shape[1], dtype=values.dtype)
 
 
-_VARIATIONS: Mapping[str, Callable[[Trial, nn.Module, Tensor], ResultPair]] = {
+_VARIATIONS: Mapping[str, Variation] = {
     "batches": _vary_batches,
     "order": _vary_order,
     "units": _vary_channels(lambda values: 3.7 * values),

@@ -45,7 +45,7 @@ RECIPES = ("vanilla", "augmented", "noisy-labels")
 # A tolerance of 1% gives errors of about 0.4% at a tenth of the cost of a tolerance of 0.1%.
 # Paths have eight anchors, as in the paper.
 LINES = {"lines.number": 20, "lines.anchors": 8, "lines.tolerance": 0.01}
-QUICK_PATHS = 8
+QUICK_PATHS = 4
 MIN_TRAIN_ACCURACY = 0.95
 """Minimum training accuracy for a network to count as fully trained."""
 AXIS_LABELS = {"absdev": "absolute deviation", "density": "crossings"}

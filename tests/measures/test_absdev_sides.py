@@ -125,11 +125,6 @@ def test_twice_greatest_distance_is_no_more_than_variation(trace):
     assert (2 * greatest <= deviation_parts(trace).variation * (1 + 1e-9)).all()
 
 
-def test_a_segment_without_length_has_none():
-    found = deviation_parts(trace_of([0, 1], [[2.0, 3.0], [2.0, 3.0]], 0.0))
-    assert [x.tolist() for x in vars(found).values()] == [[0, 0]] * 3
-
-
 def test_tiny_and_huge_outputs_keep_their_areas():
     for size in (1e-200, 1e200):
         found = deviation_parts(trace_of([0, 0.25, 0.75, 1], [0, size, -size, 0]))

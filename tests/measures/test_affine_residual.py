@@ -14,7 +14,7 @@ from sklearn.model_selection import KFold
 from torch import nn
 
 import nlbench
-from nlbench.errors import NotFinite, RequestError, Undefined
+from nlbench.errors import NotFinite
 from nlbench.measures import affine_residual as module
 from nlbench.measures.affine_residual import affine_residual
 
@@ -149,12 +149,6 @@ def test_the_standard_error_is_the_spread_over_draws():
 
 def test_undefined_and_refused_samples():
     x = torch.randn(20, 2)
-    with pytest.raises(Undefined, match="constant output"):
-        affine_residual(x, torch.ones(20, 1))
-    with pytest.raises(Undefined, match="at least 4 distinct samples"):
-        affine_residual(x[:3], x[:3])
-    with pytest.raises(RequestError, match="folds"):
-        affine_residual(x, x, folds=1)
     with pytest.raises(NotFinite):
         affine_residual(x, x / 0)
 

@@ -6,7 +6,6 @@ import statistics
 import pytest
 import torch
 
-from nlbench.errors import RequestError
 from nlbench.measures.affinity import Affinity, affinity_score
 
 from streams import site_batch
@@ -79,21 +78,6 @@ def test_options_reach_the_score():
         affinity_score(x, x.relu(), shrinkage="none", ridge=0.5).item(), abs=1e-12
     )
     assert found != pytest.approx(affinity_score(x, x.relu()).item(), abs=1e-3)
-
-
-@pytest.mark.parametrize("settings", [{"shrinkage": "nothing"}, {"ridge": -1.0}, {"rigde": 1.0}])
-def test_wrong_options_are_refused_before_anything_is_measured(settings):
-    with pytest.raises(RequestError):
-        Affinity(**settings)
-
-
-def test_starting_again_forgets_the_subject_before():
-    x = batch(5)
-    measure = Affinity()
-    for place in ("first", "second"):
-        measure.reset()
-        measure.update(site_batch(place, x, x.relu()))
-    assert [v.place for v in measure.compute().values] == ["second"]
 
 
 def test_without_shrinkage_alone_score_is_at_least_zero():

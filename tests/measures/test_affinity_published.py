@@ -106,9 +106,3 @@ def test_absolute_ridge_that_drowns_the_data_is_refused():
     x, y = samples(20, 3, 1e-160)
     with pytest.raises(nlbench.NotFinite, match="overflows"):
         affinity_score(x, y, ridge_unit="absolute")
-
-
-def test_an_unknown_unit_is_refused():
-    x, y = samples(20, 3, 1.0)
-    with pytest.raises(nlbench.RequestError, match="did you mean 'absolute'"):
-        affinity_score(x, y, ridge_unit="absolut")

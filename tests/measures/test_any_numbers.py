@@ -91,10 +91,13 @@ def test_finite_score_is_at_most_one_or_undefined(name, data):
     assert score <= 1 + 1e-9
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", SCORES)
-def test_non_finite_input_is_refused(name):
+def test_non_finite_side_is_named(name, bad):
     x = torch.randn(9, 2)
     y = x.clone()
-    y[4, 1] = math.nan
-    with pytest.raises(NotFinite):
+    y[4, 1] = bad
+    with pytest.raises(NotFinite, match="y:"):
         SCORES[name](x, y)
+    with pytest.raises(NotFinite, match="x:"):
+        SCORES[name](y, x)

@@ -11,7 +11,7 @@ from scipy.stats import entropy
 from torch import nn
 
 import nlbench
-from nlbench.errors import NotFinite, Undefined
+from nlbench.errors import Undefined
 from nlbench.measures.effective_rank import EffectiveRank, effective_rank
 
 from streams import batches_of, read
@@ -77,8 +77,3 @@ def test_a_site_without_samples_has_no_rank():
 def test_many_constant_samples_have_no_rank():
     y = torch.ones(40, 2)
     assert read(EffectiveRank(), batches_of(y, y, 10)).values[0].reason == "constant output"
-
-
-def test_samples_that_are_not_finite_are_refused():
-    with pytest.raises(NotFinite):
-        effective_rank(torch.tensor([[math.inf], [1.0]]))

@@ -1,7 +1,5 @@
 """Geometric complexity against linear maps and explicit Jacobians."""
 
-from collections import Counter
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -63,7 +61,7 @@ def test_the_measure_takes_its_option(directions):
 
 
 def test_an_output_without_derivative_is_undefined():
-    with pytest.raises(Undefined, match="does not depend on the input"):
+    with pytest.raises(Undefined, match="depend"):
         squared_jacobian_norms(lambda x: x.detach(), torch.ones(2, 2))
 
 
@@ -95,16 +93,3 @@ def test_the_error_contains_that_of_random_directions():
         ratios.append((numbers["value"] - expected) / numbers["error"])
     assert sum(abs(ratio) < 2 for ratio in ratios) >= 32
     assert abs(sum(ratios)) < 4 * 40**0.5
-
-
-def test_random_directions_do_not_depend_on_batches():
-    torch.manual_seed(0)
-    network, x = nn.Linear(4, 50).double(), torch.randn(6, 4).double()
-    x = torch.cat([x, x[:2]])
-    occurrences = Counter()
-    whole = squared_jacobian_norms(network, x, directions=3).mean()
-    parts = [
-        squared_jacobian_norms(network, part, directions=3, occurrences=occurrences)
-        for part in x.flip(0).split(3)
-    ]
-    torch.testing.assert_close(torch.cat(parts).mean(), whole)

@@ -24,27 +24,11 @@ def test_small_turns_keep_their_digits():
     assert block_influence(x, y).item() == pytest.approx(angle**2 / 2, rel=1e-6)
 
 
-@pytest.mark.parametrize("unit", [2.0**-600, 1.0, 2.0**600])
-def test_units_make_no_difference(unit):
-    x, y = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0)).double()
-    assert block_influence(unit * x, unit * y) == block_influence(x, y)
-    assert relative_change(unit * x, unit * y) == relative_change(x, y)
-
-
 def test_rows_of_zeros_do_not_count():
     x = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
     y = torch.tensor([[1.0, 1.0], [0.0, 2.0]])
     assert block_influence(x, y).item() == pytest.approx(1)
     assert relative_change(x, y).item() == pytest.approx(5**0.5)
-    with pytest.raises(nlbench.Undefined, match="zeros"):
-        block_influence(torch.zeros(3, 2), torch.ones(3, 2))
-    with pytest.raises(nlbench.Undefined, match="zeros"):
-        relative_change(torch.zeros(3, 2), torch.ones(3, 2))
-
-
-def test_shapes_have_to_agree():
-    with pytest.raises(nlbench.RequestError, match="equal shapes"):
-        block_influence(torch.ones(3, 2), torch.ones(3, 1))
 
 
 def test_a_run_averages_over_all_tokens():

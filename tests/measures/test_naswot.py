@@ -12,7 +12,7 @@ from scipy.spatial.distance import cdist
 from torch import nn
 
 import nlbench
-from nlbench.errors import NotFinite, Undefined
+from nlbench.errors import Undefined
 from nlbench.measures.naswot import naswot_score, pattern_kernel
 
 
@@ -53,11 +53,7 @@ def test_all_units_of_a_network_are_compared(batch, samples):
         model,
         before_drawing(images),
         "naswot",
-        settings={
-            "sites.reduction": "flatten",
-            "sites.batch": batch,
-            "naswot.samples": samples,
-        },
+        settings={"sites.reduction": "flatten", "sites.batch": batch, "naswot.samples": samples},
     )
     result = run["naswot"]
     codes = (torch.cat(sites, 1) > 0).numpy()
@@ -86,13 +82,8 @@ def test_too_few_samples_or_units_are_undefined():
     with pytest.raises(Undefined, match="n = 1"):
         naswot_score(pattern_kernel(torch.ones(1, 3)))
     every_pattern = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3)
-    with pytest.raises(Undefined, match="8 samples is singular"):
+    with pytest.raises(Undefined, match="singular"):
         naswot_score(pattern_kernel(every_pattern))
-
-
-def test_nan_is_refused():
-    with pytest.raises(NotFinite):
-        pattern_kernel(torch.tensor([[math.nan]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int32])

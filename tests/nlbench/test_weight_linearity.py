@@ -74,10 +74,7 @@ def test_sketched_kernels_approach_the_exact_ones():
 
 @pytest.mark.parametrize(
     "model",
-    [
-        nn.Linear(3, 2),
-        nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(3, 2)),
-    ],
+    [nn.Linear(3, 2), nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(3, 2))],
     ids=["layer", "last layer"],
 )
 def test_models_linear_in_their_weights_have_zero(model):
@@ -143,13 +140,13 @@ def test_false_derivatives_are_undefined():
             return x @ (self.weight + (rounded - self.weight).detach())
 
     start = Rounded()
-    with pytest.raises(Undefined, match="not its derivative"):
+    with pytest.raises(Undefined, match="derivative"):
         weight_linearity(start, shifted(start, 0.5), torch.randn(16, 3))
 
 
 def test_equal_networks_are_undefined():
     model = perceptron()
-    with pytest.raises(Undefined, match="same at both"):
+    with pytest.raises(Undefined, match="same"):
         weight_linearity(model, copy.deepcopy(model), torch.randn(16, 3))
 
 

@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from made_scores import scores_of
 from scipy.stats import pearsonr
 
-from nlbench.reports.agreement import (
-    agreement,
-    agreement_frame,
-    kendall,
-    spearman,
-    within_groups,
-)
+from nlbench.reports.agreement import agreement, agreement_frame, kendall, spearman, within_groups
 from nlbench.reports.leaderboard import leaderboard
 
 numbers = st.floats(-100, 100)

@@ -101,9 +101,7 @@ def test_an_excess_is_beyond_its_bound():
     assert found.excess(0.4) == pytest.approx(-1)
 
 
-@given(
-    st.lists(st.tuples(st.floats(-9, 9), st.integers(1, 30)), min_size=1, max_size=12),
-)
+@given(st.lists(st.tuples(st.floats(-9, 9), st.integers(1, 30)), min_size=1, max_size=12))
 def test_the_tests_are_those_of_holm(drawn):
     from scipy.stats import t as student
 

@@ -11,13 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.reports.exports import (
-    latex_text,
-    read_csv,
-    to_csv,
-    to_latex,
-    to_markdown,
-)
+from nlbench.reports.exports import latex_text, read_csv, to_csv, to_latex, to_markdown
 from nlbench.serialization.files import spreadsheet_text
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))

@@ -87,8 +87,7 @@ def test_both_ends_are_named_beyond_their_errors(conftest):
 
 
 @pytest.mark.parametrize(
-    ("error", "rest"),
-    [(0.2, "; the errors do not tell which is the most nonlinear."), (0, ".")],
+    ("error", "rest"), [(0.2, "; the errors do not tell which is the most nonlinear."), (0, ".")]
 )
 def test_nothing_stands_out_within_its_error(conftest, error, rest):
     for b in (0.5, 0.85):

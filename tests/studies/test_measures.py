@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from distributions import add_entry_point
+from made_records import with_numbers
 
 import nlbench
 from nlbench.request import Request
@@ -50,15 +51,7 @@ def findings(made):
 
 
 def changed(runs, measure, change):
-    """The same runs with other summaries of one measure."""
-
-    def of(record):
-        if record.measure.name != measure:
-            return record
-        summary = {name: change(value) for name, value in record.result.summary.items()}
-        return replace(record, result=replace(record.result, summary=summary))
-
-    return {n: Run(r.manifest, [of(record) for record in r.records]) for n, r in runs.items()}
+    return {part: with_numbers(run, change, measure) for part, run in runs.items()}
 
 
 ORDER = "Order: Kendall's tau by ladder"

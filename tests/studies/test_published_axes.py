@@ -1,6 +1,6 @@
 """The axes of published code matter only where channels come last."""
 
-import dataclasses
+from made_records import with_numbers
 
 from nlbench.request import Request
 from nlbench.runner import run
@@ -40,19 +40,6 @@ def test_the_axes_are_compared_site_by_site(tmp_path):
     words = {verdict.claim.split(":")[0]: verdict.word for verdict in same.verdicts}
     assert words == {"vgg8": "yes", "transformer-tiny": "no"}
     # And were published scores of VGG8 others, that would be said.
-    records = [
-        dataclasses.replace(
-            r,
-            result=dataclasses.replace(
-                r.result,
-                values=tuple(
-                    dataclasses.replace(v, statistics={"value": v.statistics["value"] / 2})
-                    for v in r.result.values
-                ),
-            ),
-        )
-        for r in made["published"].records
-    ]
-    turned = dataclasses.replace(made["published"], records=records)
+    turned = with_numbers(made["published"], lambda value: value / 2)
     verdicts = PublishedAxes().analyse({**made, "published": turned}).verdicts
     assert {v.word for v in verdicts if v.claim.startswith("vgg8")} == {"no"}

@@ -1,10 +1,8 @@
 """Ladders planted in trained networks are measured, and judged from recorded cells."""
 
-from dataclasses import replace
-
 import pytest
+from made_records import with_numbers
 
-from nlbench.store.run import Run
 from nlbench.studies import trained_ladders as study
 from nlbench.studies.framework import Context
 from nlbench.studies.trained_ladders import SHIPPED, TrainedLadders
@@ -27,11 +25,7 @@ def test_rungs_lead_to_the_original_network(runs):
 
 
 def test_measures_that_fall_are_counted(runs):
-    def turn(record):
-        summary = {name: -value for name, value in record.result.summary.items()}
-        return replace(record, result=replace(record.result, summary=summary))
-
-    turned = {n: Run(r.manifest, [turn(record) for record in r.records]) for n, r in runs.items()}
+    turned = {name: with_numbers(run, lambda value: -value) for name, run in runs.items()}
     for changed, ours in ((runs, "1 of 1"), (turned, "0 of 1 networks; vgg8 blended: inverts")):
         verdicts = TrainedLadders().analyse(changed).verdicts
         (verdict,) = [v for v in verdicts if v.claim.startswith("r2") and "blended" in v.claim]

@@ -1,7 +1,10 @@
 """Made-up records."""
 
+from dataclasses import replace
+
 from nlbench.serialization.fields import from_plain
 from nlbench.store.record import Record, RecordedMachine, RecordedMeasure, RecordedProbe
+from nlbench.store.run import Run
 from nlbench.subjects.facts import SubjectFacts
 
 
@@ -15,3 +18,20 @@ def make_record(*, subject, measure, probe, machine=None, **rest):
         machine=from_plain(RecordedMachine, machine, "machine"),
         **rest,
     )
+
+
+def with_numbers(run, change, measure=None):
+    """Return a run with other numbers for one measure, or for all."""
+
+    def numbers(statistics):
+        return {name: change(value) for name, value in statistics.items()}
+
+    def changed(record):
+        if measure not in (None, record.measure.name):
+            return record
+        result = record.result
+        values = tuple(replace(v, statistics=numbers(v.statistics)) for v in result.values)
+        other = replace(result, values=values, summary=numbers(result.summary))
+        return replace(record, result=other)
+
+    return Run(run.manifest, [changed(record) for record in run.records], run.path)

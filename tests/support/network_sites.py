@@ -26,11 +26,19 @@ TIMM = (
 )  # fmt: skip
 
 
+INITIALISERS = {
+    getattr(torch.Tensor, f"{name}_")
+    for name in ("add", "clamp", "erfinv", "fill", "mul", "normal", "uniform", "zero")
+}
+
+
 class WithoutValues(TorchFunctionMode):
-    """Parameters get a shape only, so that networks of any size are built and run at once."""
+    """Parameters get a shape and no values, so that networks of any size are built at once."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func in INITIALISERS:
+            return args[0]
         if func is torch.empty:
             kwargs = {**kwargs, "device": "meta"}
         return func(*args, **kwargs)

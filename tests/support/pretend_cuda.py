@@ -33,77 +33,26 @@ DEVICE = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 
 # Views and allocations, which run no kernel.
-NO_KERNEL = frozenset(
-    [
-        "_reshape_alias",
-        "_unsafe_view",
-        "alias",
-        "as_strided",
-        "detach",
-        "diagonal",
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "expand",
-        "lift_fresh",
-        "narrow",
-        "new_empty",
-        "new_empty_strided",
-        "permute",
-        "reshape",
-        "select",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "squeeze",
-        "t",
-        "transpose",
-        "unbind",
-        "unfold",
-        "unsqueeze",
-        "view",
-        "view_as_real",
-    ]
-)
+NO_KERNEL = frozenset([
+    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "diagonal", "empty",
+    "empty_like", "empty_strided", "expand", "lift_fresh", "narrow", "new_empty",
+    "new_empty_strided", "permute", "reshape", "select", "slice", "split", "split_with_sizes",
+    "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view", "view_as_real",
+])  # fmt: skip
 
 # Operations that synchronise with the host for their result or its size.
-WAITS = frozenset(
-    [
-        "_linalg_check_errors",
-        "_linalg_eigh",
-        "_linalg_svd",
-        "_local_scalar_dense",
-        "_unique2",
-        "allclose",
-        "bincount",
-        "equal",
-        "is_nonzero",
-        "item",
-        "linalg_eigh",
-        "linalg_lstsq",
-        "linalg_svd",
-        "masked_select",
-        "nonzero",
-        "repeat_interleave",
-        "unique",
-        "unique_consecutive",
-        "unique_dim",
-    ]
-)
+WAITS = frozenset([
+    "_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "_local_scalar_dense", "_unique2",
+    "allclose", "bincount", "equal", "is_nonzero", "item", "linalg_eigh", "linalg_lstsq",
+    "linalg_svd", "masked_select", "nonzero", "repeat_interleave", "unique", "unique_consecutive",
+    "unique_dim",
+])  # fmt: skip
 
 # In-place changes of shape.
-RESHAPES = frozenset(
-    [
-        "as_strided_",
-        "resize_",
-        "squeeze_",
-        "swapaxes_",
-        "swapdims_",
-        "t_",
-        "transpose_",
-        "unsqueeze_",
-    ]
-)
+RESHAPES = frozenset([
+    "as_strided_", "resize_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_",
+    "unsqueeze_",
+])  # fmt: skip
 
 INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 

@@ -131,14 +131,9 @@ class Block(nn.Module):
 
 
 ACTIVATIONS = [
-    nn.ReLU,
-    lambda: nn.ReLU(inplace=True),
-    lambda: nn.LeakyReLU(0.1),
-    lambda: nn.LeakyReLU(0.1, inplace=True),
-    nn.PReLU,
-    nn.ReLU6,
-    nn.Hardtanh,
-]
+    nn.ReLU, lambda: nn.ReLU(inplace=True), lambda: nn.LeakyReLU(0.1),
+    lambda: nn.LeakyReLU(0.1, inplace=True), nn.PReLU, nn.ReLU6, nn.Hardtanh,
+]  # fmt: skip
 
 
 def mlp(seed, act=nn.ReLU, widths=(3, 8, 8, 2), bias=True):

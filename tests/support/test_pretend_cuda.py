@@ -406,7 +406,7 @@ def test_score_is_on_the_device_of_its_inputs(cuda, name):
 
 def test_float64_on_mps_is_refused_early(tmp_path):
     request = Request(("norm",), ("vgg8",), device="mps", precision="float64")
-    with PretendMps(), pytest.raises(nlbench.RequestError, match="use --device cpu"):
+    with PretendMps(), pytest.raises(nlbench.RequestError, match="--device"):
         run(request, tmp_path / "run")
 
 

@@ -239,9 +239,7 @@ def test_strongest_coordinates_suffice_to_separate_points(monkeypatch):
     widths = []
     multiply = products.outer_products
     monkeypatch.setattr(
-        certificate,
-        "outer_products",
-        lambda a, b: (widths.append(a.shape[1]), multiply(a, b))[1],
+        certificate, "outer_products", lambda a, b: (widths.append(a.shape[1]), multiply(a, b))[1]
     )
     assert certified_in_single_precision(x, y, allowed=1e-12)
     assert widths == [41]

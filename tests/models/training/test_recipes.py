@@ -1,10 +1,6 @@
-import math
-from dataclasses import replace
-
 import pytest
 
 from nlbench import registry
-from nlbench.errors import RequestError
 from nlbench.models.training.recipes import (
     Recipe,
     linear_regions_augmented,
@@ -22,8 +18,7 @@ def test_a_cosine_falls_to_nearly_zero():
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "loss", "reached"),
-    [(1.0, 0.05, True), (0.99, 0.05, False), (1.0, 0.1, False)],
+    ("accuracy", "loss", "reached"), [(1.0, 0.05, True), (0.99, 0.05, False), (1.0, 0.1, False)]
 )
 def test_training_ends_when_every_threshold_is_reached(accuracy, loss, reached):
     recipe = Recipe("r", 4, until_train_accuracy=1.0, until_loss=0.1)
@@ -32,24 +27,6 @@ def test_training_ends_when_every_threshold_is_reached(accuracy, loss, reached):
 
 def test_a_recipe_without_thresholds_never_ends_early():
     assert not vanilla.thresholds_reached(0.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"optimizer": "adm"}, "unknown optimizer 'adm'; did you mean 'adam'"),
-        ({"schedule": "steps"}, "unknown schedule 'steps'; did you mean 'step'"),
-        ({"shift": -1}, "shift is -1, expected 0 to 10,000,000"),
-        ({"label_noise": 1.5}, "label_noise is 1.5, expected a fraction"),
-        ({"until_train_accuracy": 2}, "until_train_accuracy is 2, expected a fraction"),
-        ({"until_loss": float("nan")}, "until_loss is nan, expected 0 to 1e"),
-        ({"learning_rate": 1e300}, "learning_rate is 1e.300, expected more than 0 and at most 1e"),
-        ({"decay": 1.5}, "decay is 1.5, expected more than 0 and at most 1"),
-    ],
-)
-def test_an_invalid_setting_is_refused(change, message):
-    with pytest.raises(RequestError, match=message):
-        replace(vanilla, **change)
 
 
 def test_the_linear_regions_recipes_match_the_paper():
@@ -82,23 +59,3 @@ def test_the_learning_rate_warms_up_then_decays():
     )
     rates = [recipe.learning_rate_at(epoch, 100) for epoch in (2, 3, 5, 6)]
     assert rates == pytest.approx([0.8, 0.08, 0.08, 0.008])
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("epochs", 0),
-        ("batch_size", 0),
-        ("learning_rate", 0),
-        ("learning_rate", math.inf),
-        ("learning_rate", math.nan),
-        ("momentum", 1),
-        ("weight_decay", -1),
-        ("decay", 0),
-        ("decay_every", 0),
-        ("warmup_steps", -1),
-    ],
-)
-def test_a_number_out_of_bounds_is_refused(name, value):
-    with pytest.raises(RequestError, match=f"recipe vanilla: {name} is {value}, expected"):
-        replace(vanilla, **{name: value})

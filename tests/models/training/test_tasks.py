@@ -60,14 +60,14 @@ def test_the_loss_ignores_padding(data):
 
 def test_a_network_that_is_no_translator_is_refused(data):
     task = task_of(data, translation, 0)
-    with pytest.raises(RequestError, match="one logit per class"):
+    with pytest.raises(RequestError):
         task.loss(torch.zeros(4, 10), data.train.target_tokens[:4])
 
 
 def test_translator_accuracy_of_nan_is_an_error(data):
     network = TransformerTiny(data.classes)
     nn.init.constant_(network.logits.bias, float("nan"))
-    with pytest.raises(NotFinite, match="not finite"):
+    with pytest.raises(NotFinite):
         task_of(data, translation, 0).accuracy(network, "test", CPU)
 
 

@@ -58,5 +58,5 @@ def test_bleu_matches_the_formula():
 
 
 def test_bleu_of_unknown_tokens_is_refused():
-    with pytest.raises(RequestError, match="unknown tokenizer 'words', expected one of: 13a"):
+    with pytest.raises(RequestError, match="'words'"):
         bleu(["a"], ["a"], "words")

@@ -52,20 +52,20 @@ def test_another_file_is_refused(tmp_path, monkeypatch):
     (tmp_path / "changed_weights" / "a.pt").write_bytes(b"something else")
     monkeypatch.syspath_prepend(tmp_path)
     package = replace(ABSENT, module="changed_weights")
-    with pytest.raises(RequestError, match=r"SHA-256 .*, expected 0123"):
+    with pytest.raises(RequestError):
         PackagedFile(package, "a.pt", "0123" * 16).verified()
-    with pytest.raises(RequestError, match=r"lacks the file b\.pt"):
+    with pytest.raises(RequestError, match=r"b\.pt"):
         _ = PackagedFile(package, "b.pt", "").path
 
 
 @pytest.mark.parametrize(("shape", "classes"), [((25, 1), 198), ((24,), 198), ((3, 32, 32), 10)])
 def test_data_of_another_shape_are_refused(shape, classes):
-    with pytest.raises(RequestError, match="use the dataset airfoils"):
+    with pytest.raises(RequestError, match="airfoils"):
         MEMBERS["neuralfoil-large"].check(shape, classes)
 
 
 def test_other_classes_are_refused():
-    with pytest.raises(RequestError, match="it has 1000 classes, the data 10"):
+    with pytest.raises(RequestError, match="classes"):
         MEMBERS["efficientnet-lite0"].check((3, 32, 32), 10)
     MEMBERS["mtcnn-pnet"].check((3, 12, 12), 10)
 

@@ -42,5 +42,5 @@ def test_each_number_of_a_sample_index_has_bounds(group):
 
 @pytest.mark.parametrize("value", [2**63, "1e19", -(2**63)])
 def test_an_integer_has_64_bits(value):
-    with pytest.raises(RequestError, match="out of bounds"):
+    with pytest.raises(RequestError):
         Option(1).parse(value)

@@ -51,7 +51,9 @@ def test_two_runs_are_compared(folder, command, tmp_path):
         (("stripes",), "expected strip, signature, board, compare, path"),
         (("strip", "-o", "strip.eps"), "--output: expected a name ending in .pdf, .svg or .png"),
         (("strip", "--width", "wide"), "expected column, text or inches"),
+        (("strip", "--width", "nan"), "expected column, text or inches"),
         (("strip", "--measure", "afinity"), "did you mean 'affinity'"),
+        (("strip", "--subject", "nothing"), "no subject 'nothing'"),
         (("path",), "no path was recorded"),
     ],
 )

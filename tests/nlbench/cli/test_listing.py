@@ -91,9 +91,7 @@ def test_failing_model_is_listed_as_unknown(monkeypatch):
     mine = {"failing": Failing, "broken": broken, "fine": nn.ReLU}
     load = registry.load
     monkeypatch.setattr(
-        registry,
-        "load",
-        lambda group, name: mine[name] if name in mine else load(group, name),
+        registry, "load", lambda group, name: mine[name] if name in mine else load(group, name)
     )
     told = []
     rows = traceability(mine, load_dataset("digits"), told.append)

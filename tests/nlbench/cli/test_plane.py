@@ -47,7 +47,7 @@ def test_report_includes_the_runs_planes(tmp_path, monkeypatch, capsys):
     assert not run_is_measured_again(request, folder)
     # What is no picture is not shown, and said.
     (folder / "planes" / "x.png").write_bytes(b"no picture")
-    with pytest.warns(UserWarning, match=r"x\.png is omitted"):
+    with pytest.warns(UserWarning, match=r"x\.png"):
         assert render_page(load_run(folder)).count("data:image/png;base64,") == 1
 
 

@@ -189,9 +189,9 @@ def test_shared_results_are_those_of_the_varied_samples():
 
 
 def test_non_measure_is_refused_as_at_load():
-    with pytest.raises(PluginError, match="plain function"):
+    with pytest.raises(PluginError):
         check_measure(lambda x, y: 1.0)
-    with pytest.raises(RequestError, match="no option 'knid'"):
+    with pytest.raises(RequestError, match="'knid'"):
         check_measure(registry.load("measures", "r2"), {"r2.knid": "adjusted"})
 
 

@@ -26,11 +26,7 @@ from nlbench.execution.dask_cluster import _call_within
 from nlbench.execution.executors import WorkerPool
 from nlbench.execution.supervisor import WorkerCrash
 from nlbench.execution.unit_runner import UnitRunner
-from nlbench.execution.work_units import (
-    Unit,
-    to_message,
-    units_of,
-)
+from nlbench.execution.work_units import Unit, to_message, units_of
 from nlbench.plan import make_plan
 from nlbench.progress import ProgressMonitor
 from nlbench.request import ExecutionOptions, Request
@@ -165,7 +161,7 @@ def test_missing_scheduler_is_one_line(plugin, tmp_path, monkeypatch):
 @pytest.mark.parametrize("address", ["garbage", "foo://x:1", "tcp://a:b", "tcp://[::1", "tcp://"])
 def test_malformed_address_starts_no_client(plugin, tmp_path, address, monkeypatch):
     monkeypatch.setattr(pytest.importorskip("distributed"), "Client", None)
-    with pytest.raises(RequestError, match="--address: no Dask scheduler at"):
+    with pytest.raises(RequestError, match="--address"):
         run(
             request("plain"),
             tmp_path / "run",
@@ -439,7 +435,7 @@ def test_systems_without_room_for_processes_say_so(monkeypatch):
 
     items = processes._run_supervisors(supervise, 1, 1, None)
     assert next(items) == "one"
-    with pytest.raises(RequestError, match=r"--workers: no process can be started \(Resource"):
+    with pytest.raises(RequestError, match="--workers"):
         next(items)
     assert ended == [True]
 

@@ -69,8 +69,7 @@ def test_no_measure_of_an_odd_network_fails(network):
 
 
 @pytest.mark.parametrize(
-    ("network", "reason"),
-    [(SparseSite, "sparse tensor"), (Complex, "complex numbers (complex64)")],
+    ("network", "reason"), [(SparseSite, "sparse tensor"), (Complex, "complex numbers (complex64)")]
 )
 def test_site_without_real_numbers_is_undefined(network, reason):
     result = results(network().eval())["affinity"]

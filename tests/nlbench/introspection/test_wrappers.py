@@ -81,14 +81,9 @@ def compiled_and_parallel(model):
 
 
 WRAPPERS = [
-    compiled,
-    compiled_in_place,
-    compiled_child,
-    compiled_method,
-    nn.DataParallel,
-    compiled_and_parallel,
-    AveragedModel,
-]
+    compiled, compiled_in_place, compiled_child, compiled_method, nn.DataParallel,
+    compiled_and_parallel, AveragedModel,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS, ids=lambda wrap: wrap.__name__)
@@ -172,7 +167,7 @@ def test_an_exported_program_with_keywords_and_constants_runs():
     program = torch.export.export(model, (), arguments).module()
     with unwrapped(program) as inside:
         assert torch.equal(inside(**arguments)["out"], model(**arguments)["out"])
-        with pytest.raises(RequestError, match="another structure"):
+        with pytest.raises(RequestError):
             inside(samples())
 
 

@@ -61,7 +61,7 @@ def test_an_option_reaches_the_function():
 
 
 def test_an_unknown_option_is_refused_with_the_nearest():
-    with pytest.raises(RequestError, match="did you mean 'factor'"):
+    with pytest.raises(RequestError, match="'factor'"):
         mean_change(facter=1.0)
 
 
@@ -109,11 +109,7 @@ def test_too_few_places_have_no_summary(total, data):
 def test_reading_without_defined_place_is_undefined():
     x = torch.randn(1, 3)
     result = read(mean_change(), [observation("a", x, x)])
-    assert (result.status, result.reason, result.summary) == (
-        "undefined",
-        "needs 2 samples",
-        {},
-    )
+    assert (result.status, result.reason, result.summary) == ("undefined", "needs 2 samples", {})
 
 
 def test_reasons_with_other_numbers_stand_once():

@@ -94,7 +94,7 @@ def test_mistyped_field_is_named(change, says):
 def test_only_neutral_defaults_may_be_missing(missing):
     content: dict[str, Any] = {"inner": {"name": "a"}, "status": "ok"}
     del content[missing]
-    with pytest.raises(ValueError, match=f"it has no '{missing}'"):
+    with pytest.raises(ValueError, match=missing):
         from_plain(Outer, content, "it")
 
 
@@ -115,5 +115,5 @@ def test_equal_values_of_shared_field_are_one_object():
     assert (whole.inner.size, read(1.0).inner.size) == (1, 1.0)
     assert type(read(1.0).inner.size) is float
     for _ in range(2):  # a failure is not remembered as a value
-        with pytest.raises(ValueError, match=r"shared\.inner\.size is of type bool"):
+        with pytest.raises(ValueError, match=r"shared\.inner\.size"):
             read(True)

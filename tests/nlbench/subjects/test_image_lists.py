@@ -79,7 +79,7 @@ def test_images_of_different_sizes_are_padded(own):
     padded = [functional.pad(i, (0, 10 - i.shape[2], 0, 8 - i.shape[1])) for i in images]
     expected = activation_alone(model, padded)["affinity"].summary["value"]
     assert backbone_value(run, "act") == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(RequestError, match="images of different sizes"):
+    with pytest.raises(RequestError):
         nlbench.evaluate(model, [nlbench.Arguments(images)], ["affinity"])
 
 

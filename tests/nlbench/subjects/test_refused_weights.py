@@ -209,10 +209,7 @@ def test_what_is_no_state_dict_is_refused(tmp_path, content, message):
         ({"x": torch.ones(1)}, "it has the unexpected 'x'$"),
         ({"x": torch.ones(1), "y": torch.ones(1)}, "it has the unexpected 'x' and 1 more"),
         ({"bias": None, "x": torch.ones(1)}, "it lacks 'bias'; it has the unexpected 'x'"),
-        (
-            {"weight": torch.zeros(3, 2)},
-            r"'weight' has shape \(3, 2\), expected \(2, 3\)",
-        ),
+        ({"weight": torch.zeros(3, 2)}, r"'weight' has shape \(3, 2\), expected \(2, 3\)"),
         ({"bias": torch.zeros(2, 1)}, r"'bias' has shape \(2, 1\), expected \(2,\)"),
         ({"bias": torch.tensor(1.0)}, r"'bias' has shape \(\), expected \(2,\)"),
         ({"bias": torch.ones(2).int()}, "'bias' has dtype torch.int32, expected torch.float32"),

@@ -125,7 +125,7 @@ def test_loaders_that_change_their_form_are_refused():
         yield torch.randn(8, 4)
         yield torch.randn(8, 5)
 
-    with pytest.raises(RequestError, match=r"samples of shapes \[\(4,\), \(5,\)\]"):
+    with pytest.raises(RequestError, match=r"\(4,\), \(5,\)"):
         nlbench.evaluate(MODEL, batches(), ["r2"])
 
 

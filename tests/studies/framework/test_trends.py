@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nlbench.studies.framework.trends import (
-    holm,
-    intraclass,
-    network_interval,
-    trend_test,
-)
+from nlbench.studies.framework.trends import holm, intraclass, network_interval, trend_test
 
 
 def concordance(values):

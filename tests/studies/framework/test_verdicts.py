@@ -42,16 +42,9 @@ def test_an_answer_has_a_word(agrees, word):
 
 @pytest.mark.parametrize(
     ("values", "agrees"),
-    [
-        (0.5, True),
-        ([0.4, 0.6], True),
-        ([0.4, 0.61], False),
-        ([], None),
-        (math.nan, None),
-        ([0.5, math.nan], None),
-        (pd.Series([0.45]), True),
-    ],
-)
+    [(0.5, True), ([0.4, 0.6], True), ([0.4, 0.61], False), ([], None), (math.nan, None),
+     ([0.5, math.nan], None), (pd.Series([0.45]), True)],
+)  # fmt: skip
 def test_within_a_tolerance(values, agrees):
     assert within(values, 0.5, 0.1) is agrees
 

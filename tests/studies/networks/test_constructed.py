@@ -32,16 +32,9 @@ def residual(name, x):
 
 
 AFFINE = [
-    "relu-0",
-    "gelu-0",
-    "silu-0",
-    "tanh-0",
-    "swish-0",
-    "cubic-0",
-    "degree-1",
-    "product-1",
+    "relu-0", "gelu-0", "silu-0", "tanh-0", "swish-0", "cubic-0", "degree-1", "product-1",
     "spiral-0",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*AFFINE, "zigzag-0", "tents-0", "residual-0", "sums-0"])

@@ -6,7 +6,6 @@ from torch import nn
 
 import nlbench
 from nlbench import registry
-from nlbench.errors import RequestError
 from nlbench.probes.sites.sites_observation import list_sites
 from nlbench.studies.networks.functions import ACTIVATIONS
 
@@ -47,12 +46,3 @@ def test_the_score_of_a_power_is_the_slides():
     options = {"affinity.shrinkage": "none", "sites.batch": 1000}
     run = nlbench.evaluate(network("power-11"), points, measures=["affinity"], settings=options)
     assert round(run["affinity"].summary["value"], 2) == 0.40
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("rely", "did you mean 'functions/relu'"), ("power-0", "expected power-1 to power-999")],
-)
-def test_unknown_name_is_refused_with_choices(name, hint):
-    with pytest.raises(RequestError, match=hint):
-        registry.load("models", f"functions/{name}")

@@ -56,5 +56,5 @@ def test_training_on_text_learns_the_next_token(text):
 
 def test_recipes_of_images_are_refused(text):
     noisy = dataclasses.replace(translation, label_noise=0.2)
-    with pytest.raises(RequestError, match="neither images to augment nor labels to corrupt"):
+    with pytest.raises(RequestError):
         NextToken(text, noisy)

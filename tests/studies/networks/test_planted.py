@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from nlbench import registry
-from nlbench.errors import RequestError
 from nlbench.studies.networks.planted import DEPTHS, SLOPES, TWINS
 
 
@@ -56,12 +55,3 @@ def test_twins_are_one_function(twin):
         plain, other = plain @ plain.T, other @ other.T
     torch.testing.assert_close(plain, other, rtol=1e-4, atol=1e-5)
     assert built("twin-doubled")[0].out_features == 2 * built("twin-plain")[0].out_features
-
-
-def test_other_names_are_refused_with_the_nearest():
-    with pytest.raises(RequestError, match="did you mean 'ladders/twin-plain'"):
-        registry.load("models", "ladders/twin-plan")
-    with pytest.raises(RequestError, match="no model 'ladders/mlp-relu-gain1-depth0'"):
-        registry.load("models", "ladders/mlp-relu-gain1-depth0")
-    with pytest.raises(RequestError, match="expected vectors"):
-        built("twin-plain", input_shape=(3, 8, 8))

@@ -3,17 +3,18 @@
 The runs are the quick ones or smaller; what the paper states of them is asserted.
 """
 
-import dataclasses
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from made_records import with_numbers
 from torch import nn
 
 from nlbench import registry
 from nlbench.store.run import Run
-from nlbench.studies import activations, pooling, shrinkage
+from nlbench.studies import pooling, shrinkage
 from nlbench.studies.framework import Context
 from nlbench.studies.networks.functions import ACTIVATIONS
 from nlbench.studies.polynomials import closed_form
@@ -26,17 +27,8 @@ from nlbench.studies.shared.single_functions import (
 
 
 def changed(runs, change):
-    """The same runs with other summaries; `change` is told the part, too."""
-
-    def other(part, record):
-        summary = {name: change(part, value) for name, value in record.result.summary.items()}
-        result = dataclasses.replace(record.result, summary=summary)
-        return dataclasses.replace(record, result=result)
-
-    return {
-        part: Run(run.manifest, [other(part, record) for record in run.records], run.path)
-        for part, run in runs.items()
-    }
+    """The same runs with other numbers; `change` is told the part, too."""
+    return {part: with_numbers(run, partial(change, part)) for part, run in runs.items()}
 
 
 def study_of(name, tmp_path, **settings):
@@ -108,8 +100,7 @@ def test_relus_asymmetry_comes_from_spread_of_its_output(tmp_path):
 
 
 @pytest.mark.slow
-def test_activations_differ_in_depth_and_width(tmp_path, monkeypatch):
-    monkeypatch.setitem(activations.GRIDS, "quick", (5, (4,)))
+def test_activations_differ_in_depth_and_width(tmp_path):
     study, runs = study_of("activations", tmp_path)
     findings = study.analyse(runs)
     # Relative to its output's spread the sigmoid's tail is an exponential; absolute, a constant.

@@ -148,10 +148,7 @@ def flowing(run, steps, x):
 KINDS = ["mix", "unit", "unit", "unit", "grouped", "add", "add", "broadcast", "cat", "repeat"]
 KINDS += ["index", "tokens", "shuffle", "split", "memory", "written"]
 STEPS = st.tuples(
-    st.sampled_from(KINDS),
-    st.sampled_from([0, 0, 0, 1, 2]),
-    st.integers(0, 3),
-    st.integers(0, 63),
+    st.sampled_from(KINDS), st.sampled_from([0, 0, 0, 1, 2]), st.integers(0, 3), st.integers(0, 63)
 )
 
 

@@ -97,5 +97,5 @@ def test_values_lost_to_rounding_are_refused_by_layer():
             return torch.relu((x + 1e13) - 1e13)
 
     net = nn.Sequential(nn.Linear(4, 4), Drowned(), nn.Linear(4, 2)).double()
-    with pytest.raises(UnsupportedOperation, match=r"relu at 1: rounding errors reach .* of its"):
+    with pytest.raises(UnsupportedOperation, match="relu at 1"):
         trace_segment(net, *ends(4))

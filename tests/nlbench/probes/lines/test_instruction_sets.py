@@ -15,7 +15,7 @@ from nlbench.probes.lines import trace_segment
 HERE = Path(__file__)
 # What MKL and PyTorch choose on other processors. Others than Intel's ignore some of them.
 INSTRUCTION_SETS = [
-    {"MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
     {"MKL_CBWR": "COMPATIBLE"},
     {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ATEN_CPU_CAPABILITY": "default"},
 ]

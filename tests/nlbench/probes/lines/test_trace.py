@@ -85,9 +85,9 @@ def test_units_that_are_duplicated_or_dead_change_nothing(seed):
 
 def test_unresolved_slopes_are_undefined():
     ends = torch.tensor([-1.0]), torch.tensor([2.0])
-    with pytest.raises(Undefined, match="sampled breakpoints"):
+    with pytest.raises(Undefined, match="breakpoints"):
         slope_changes(trace_segment(nn.ReLU(), *ends, method="sampling"))
-    with pytest.raises(Undefined, match="below double precision"):
+    with pytest.raises(Undefined, match="precision"):
         slope_changes(trace_segment(nn.ReLU(), *ends, dtype=torch.float32))
 
 

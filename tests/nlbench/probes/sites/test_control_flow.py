@@ -33,7 +33,7 @@ BATCHES = [torch.ones(5, 4), torch.ones(5, 4), -torch.ones(5, 4)]
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_a_batch_that_calls_other_activations_is_named(other):
-    with pytest.raises(Undefined, match="different activations in batch 2 than in batch 0"):
+    with pytest.raises(Undefined, match="batch 2"):
         observe_sites(Branching(other), BATCHES, lambda observation: None)
 
 

@@ -95,7 +95,7 @@ def test_mamba_blocks_have_no_mlp():
     model = transformers.MambaModel(config)
     assert [p.name for p in find_places(model, IDS)] == ["layers.0", "layers.1"]
     assert find_places(model, IDS, "attention")[0].name == "layers.0.mixer"
-    with pytest.raises(nlbench.Undefined, match="have no mlp"):
+    with pytest.raises(nlbench.Undefined, match="mlp"):
         find_places(model, IDS, "mlp")
 
 
@@ -134,12 +134,12 @@ def test_residual_blocks_of_convolutional_network_keep_shape():
     assert names == ["layer1.0", "layer1.1", "layer2.1", "layer3.1", "layer4.1"]
     assert places[0].shape == (64, 8, 8)
     assert places[0].before.channel == 1
-    with pytest.raises(nlbench.Undefined, match="have no attention"):
+    with pytest.raises(nlbench.Undefined, match="attention"):
         find_places(resnet18(num_classes=2), IMAGES, "attention")
 
 
 def test_a_network_without_residual_stream_has_no_blocks():
-    with pytest.raises(nlbench.Undefined, match="no blocks"):
+    with pytest.raises(nlbench.Undefined, match="blocks"):
         find_places(nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.ReLU()), IMAGES)
 
 
@@ -148,7 +148,7 @@ def test_modules_by_glob():
     places = find_places(model, torch.randn(3, 4), "modules:1*")
     assert [place.name for place in places] == ["1", "1.0", "1.1"]
     assert {place.kind for place in places} == {"module"}
-    with pytest.raises(nlbench.RequestError, match="no module is called '2'"):
+    with pytest.raises(nlbench.RequestError, match="'2'"):
         find_places(model, torch.randn(3, 4), "modules:2")
 
 

@@ -126,19 +126,10 @@ def test_handwritten_gelu_of_timm_is_one_site_block():
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [
-        ("alexnet", 64),
-        ("resnet18", 32),
-        ("googlenet", 32),
-        ("mobilenet_v3_small", 32),
-        ("shufflenet_v2_x0_5", 32),
-        ("squeezenet1_1", 32),
-        ("regnet_y_400mf", 32),
-        ("vit_b_32", 224),
-        ("swin_t", 32),
-        ("convnext_tiny", 32),
-    ],
-)
+    [("alexnet", 64), ("resnet18", 32), ("googlenet", 32), ("mobilenet_v3_small", 32),
+     ("shufflenet_v2_x0_5", 32), ("squeezenet1_1", 32), ("regnet_y_400mf", 32), ("vit_b_32", 224),
+     ("swin_t", 32), ("convnext_tiny", 32)],
+)  # fmt: skip
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 def test_observed_network_output_is_bit_equal(name, size):
     model, x = torchvision_model(name).eval(), torch.randn(2, 3, size, size)

@@ -30,8 +30,5 @@ class Hat(nn.Module):
 def hatnet(in_channels=3, num_classes=10, image_size=32):
     """Build two linear layers with hats between them."""
     return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(in_channels * image_size**2, 16),
-        Hat(),
-        nn.Linear(16, num_classes),
+        nn.Flatten(), nn.Linear(in_channels * image_size**2, 16), Hat(), nn.Linear(16, num_classes)
     )

