@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import nlbench
-from nlbench.reports.leaderboard import sense_of
 from nlbench.reports.population import FILE, STATISTICS
+from nlbench.reports.tables import MeasureInfo
 
 DIGITS = 5
 SITES = ("affinity", "cka", "r2", "pathlength")
@@ -57,7 +57,7 @@ def build_population(runs: Iterable[nlbench.Run]) -> dict[str, Any]:
         table = run.scores
         rows = table[(table["place"] == "") & (table["status"] == "ok")]
         for measure, info in run.manifest["measures"].items():
-            if not sense_of(info):
+            if not MeasureInfo.from_dict(info).sense:
                 continue
             settings = {key: info.get(key) for key in ("version", "options")}
             entry = population.setdefault(measure, {**settings, "values": {}})

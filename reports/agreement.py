@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from .leaderboard import CONFIDENCE, Row, sense_of
+from .leaderboard import CONFIDENCE, Row
 from .tables import Score, Scores
 
 _WIDTH = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
@@ -206,7 +206,7 @@ def agreement(rows: Sequence[Row], scores: Scores) -> dict[str, dict[tuple[str, 
     networks (only for measures that use the probe ``sites``), each keyed by pair of measures.
     Measures without a direction are not reoriented.
     """
-    senses = {name: sense_of(info) or 1 for name, info in scores.measures.items()}
+    senses = {name: info.sense or 1 for name, info in scores.measures.items()}
     columns = {}
     for name in scores.measures:
         values = [row.entries[name].value for row in rows]
@@ -217,7 +217,7 @@ def agreement(rows: Sequence[Row], scores: Scores) -> dict[str, dict[tuple[str, 
     for a, b in itertools.combinations(scores.measures, 2):
         coefficients["spearman"][a, b] = spearman(columns[a], columns[b])
         coefficients["kendall"][a, b] = kendall(columns[a], columns[b])
-        if {scores.measures[name].get("probe") for name in (a, b)} == {"sites"}:
+        if {scores.measures[name].probe for name in (a, b)} == {"sites"}:
             common = []
             for subject in scores.subjects:
                 x = _place_values(scores[subject.label, a])

@@ -27,9 +27,8 @@ from nlbench.parsers import unique
 from .environment import Table, check_suffix, is_replaceable, render, write_text
 from .estimates import Change, Estimate, change, exceeding, relative_change
 from .exports import markdown_table, to_csv
-from .leaderboard import sense_of
 from .manifest import flatten, settings_of
-from .tables import Measures, NamedRun, Score, TableSubject, read_run
+from .tables import MeasureInfo, Measures, NamedRun, Score, TableSubject, read_run
 from .terminal import print_line
 from .text import (
     ERROR_LEGEND,
@@ -37,7 +36,6 @@ from .text import (
     functional_calls,
     percentage,
     place_text,
-    range_noun,
 )
 
 if TYPE_CHECKING:
@@ -130,7 +128,7 @@ class Difference:
             text += f"; {changed} of {len(known)} layers"
         return text
 
-    def sentence(self, info: Mapping[str, Any]) -> str:
+    def sentence(self, info: MeasureInfo) -> str:
         """Describe which places changed, and how the network did.
 
         Examples
@@ -139,10 +137,10 @@ class Difference:
         ...     return Estimate(value, (value - 0.005, value, value + 0.005), "a", "samples")
         >>> place = Difference("", "affinity", "relu", estimate(0.9), estimate(0.7), True)
         >>> network = replace(place, place="", is_significant=True, places=(place,))
-        >>> network.sentence({"more_means": "less nonlinear", "probe": "sites"})
+        >>> network.sentence(MeasureInfo(probe="sites", more_means="less nonlinear"))
         'affinity: relu −0.2000 (more nonlinear); network 0.900 ± 0.006 → 0.700 ± 0.006, −0.2000'
         """
-        noun = range_noun(info)
+        noun = info.range_noun
         known = [place for place in self.places if math.isfinite(place.error)]
         changed = sorted(
             (place for place in known if place.is_significant), key=lambda d: -abs(d.change)
@@ -155,7 +153,7 @@ class Difference:
             parts.append(f"{len(changed)} of {len(known)} {noun} changed")
         elif known:
             parts.append(f"none of {len(known)} {noun} changed beyond its error")
-        sense = sense_of(info)
+        sense = info.sense
         signs = {d.change > 0 for d in changed}
         if changed and sense and len(signs) == 1:
             parts[0] += f" ({'more' if signs == {sense > 0} else 'less'} nonlinear)"
@@ -311,7 +309,7 @@ class Comparison:
         lines = []
         for d in self.differences:
             info = self.measures[d.measure]
-            if "relative" in info or math.isnan(d.error):
+            if info.relative or math.isnan(d.error):
                 continue
             text = d.sentence(info)
             if text:
@@ -353,7 +351,7 @@ class Comparison:
         panels = []
         for index, d in enumerate(drawn[:_MAX_DRAWN]):
             title = d.measure if self._is_single() else f"{d.measure}, {d.subject}"
-            plot = comparison_panel(d, self.names, self.measures.get(d.measure, {}), index)
+            plot = comparison_panel(d, self.names, self.measures[d.measure], index)
             panels.append({"title": title, "verdict": d.verdict, **plot})
         return render(
             "compare.html.j2",

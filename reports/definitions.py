@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import matplotlib.mathtext
 import matplotlib.style
@@ -16,6 +14,7 @@ from nlbench import registry
 from nlbench.source_facts import measure_facts
 
 from .drawing import as_element
+from .tables import MeasureInfo
 
 _FORMULA = re.compile(r"^\.\. math::\n\n((?: +.*\n?|\n)+)", re.M)
 _SECTION = re.compile(r"^Definition\n-+\n(.*?)(?=^\w[\w ]*\n-+\n|\Z)", re.M | re.S)
@@ -76,7 +75,7 @@ def drawn_formula(latex: str, prefix: str) -> Markup:
     return Markup('<span class="formula" tabindex="0">{}</span>').format(Markup(svg))
 
 
-def definition(measure: str, info: Mapping[str, Any], prefix: str) -> Markup:
+def definition(measure: str, info: MeasureInfo, prefix: str) -> Markup:
     """Return the drawn formula of a measure, or nothing if it has none."""
-    latex = formula(measure, str(info.get("version", "")))
+    latex = formula(measure, info.version)
     return drawn_formula(latex, prefix) if latex else Markup()

@@ -25,15 +25,14 @@ from nlbench.store.run_folder import COLUMNS
 
 from .estimates import change
 from .fingerprint import Scale
-from .leaderboard import Row, Standing, family_of, sense_of
+from .leaderboard import Row, Standing, family_of
 from .population import colour_scale, reference_share
-from .tables import RELATIVE, NamedRun, Score, Scores, TableSubject
+from .tables import RELATIVE, NamedRun, Score, Scores, TableSubject, read_measures
 from .text import (
     count,
     entry_decimals,
     interval_text,
     number,
-    place_noun,
     plus_minus,
     range_text,
     settings_text,
@@ -180,21 +179,21 @@ class PageData:
 
     def _measure(self, name: str) -> dict[str, Any]:
         info = self._scores.measures[name]
-        sense = sense_of(info)
-        bounds = info.get("bounds") or (None, None)
+        sense = info.sense
+        bounds = info.bounds
         places = [p for s in self._scores.subjects for p in self._scores[s.label, name].places]
         axis = Scale.of((end for p in places for end in (p.value, *p.interval)), 1)
         colours = self.colours[name]
         return {
             "name": name,
-            "probe": str(info.get("probe", "")),
-            "noun": place_noun(info),
+            "probe": info.probe,
+            "noun": info.place_noun,
             "sense": sense,
             "strip": colours and colours.legend(),
             "axis": axis and [axis.low, axis.high, axis.log],
-            "description": str(info.get("description", "")).strip(),
+            "description": info.description.strip(),
             "bounds": [None if b is None or math.isinf(b) else b for b in bounds],
-            "scale": str(info.get("scale") or ""),
+            "scale": info.scale,
             "derived": name in RELATIVE,
         }
 
@@ -308,12 +307,12 @@ def _settings(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Format the options of each measure and its probe."""
     probes = manifest.get("probes") or {}
     texts = {}
-    for name, info in (manifest.get("measures") or {}).items():
-        probe = str(info.get("probe", ""))
+    for name, info in read_measures(manifest).items():
+        probe = info.probe
         shared = settings_text(probes.get(probe) or {})
         parts = (
-            f"version {info.get('version', '')}",
-            settings_text(info.get("options") or {}),
+            f"version {info.version}",
+            settings_text(info.options),
             shared and f"probe {probe}: {shared}",
         )
         texts[name] = "; ".join(part for part in parts if part)

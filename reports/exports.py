@@ -14,7 +14,7 @@ import pandas as pd
 from nlbench.errors import RequestError, one_line, without_controls
 from nlbench.serialization.files import spreadsheet_safe, spreadsheet_text, write_atomically
 
-from .leaderboard import Row, leaderboard, sense_of
+from .leaderboard import Row, leaderboard
 from .tables import Measures, read_run
 from .text import entry_decimals, number
 
@@ -118,7 +118,7 @@ def latex_table(
     """Convert a leaderboard to a LaTeX table, see `to_latex`."""
     names, lines = board_texts(rows, ranks=ranks, error=error)
     arrows = {1: r" $\uparrow$", -1: r" $\downarrow$", 0: ""}
-    heads = [latex_text(n) + arrows[sense_of(measures[n])] for n in names]
+    heads = [latex_text(n) + arrows[measures[n].sense] for n in names]
     body = []
     for row, line in zip(rows, lines, strict=True):
         body.append([latex_text(text) for text in (row.label, *line)])
@@ -140,7 +140,7 @@ def _caption(rows: Sequence[Row], measures: Measures, ranks: bool, error: bool) 
         parts.append(f"± is the standard error over {', '.join(units)}.")
     if ranks and any(e.best is not None for e in entries) and len(rows) > 1:
         parts.append("In brackets: interval of the rank.")
-    scales = {n: str(info.get("scale") or "") for n, info in measures.items() if info.get("scale")}
+    scales = {n: info.scale for n, info in measures.items() if info.scale}
     parts += [
         f"{name} {scale}." for name, scale in scales.items() if rows and name in rows[0].entries
     ]

@@ -24,7 +24,7 @@ from nlbench.parsers import unique
 from .compare import Difference, compare_runs, difference_of, mark_significant
 from .drawing import PAGE_WIDTH, NotebookFigure, laid_out
 from .embedded import compressed
-from .leaderboard import Row, compared_measures, leaderboard, sense_of
+from .leaderboard import Row, compared_measures, leaderboard
 from .panels import (
     MAX_SERIES,
     RAMP,
@@ -42,6 +42,7 @@ from .panels import (
 from .population import colour_scale
 from .tables import (
     Identity,
+    MeasureInfo,
     NamedRun,
     Score,
     Scores,
@@ -99,9 +100,9 @@ class FigureData:
                 raise RequestError(f"the run has no subject '{name}'{nearest(name, labels)}")
         return cls(scores, drawings, chosen, measure)
 
-    def info(self, measure: str) -> Mapping[str, Any]:
+    def info(self, measure: str) -> MeasureInfo:
         """Return the metadata of a measure."""
-        return self.scores.measures.get(measure, {})
+        return self.scores.measures.get(measure, MeasureInfo())
 
     def is_chosen(self, *labels: str) -> bool:
         """Return True if one of the labels of a network was chosen."""
@@ -145,9 +146,9 @@ def check_measure_name(name: str, scores: Scores) -> None:
 
 def site_measure(scores: Scores) -> str:
     """Return a measure of sites with values, the first that has a direction."""
-    sites = [name for name, info in scores.measures.items() if info.get("probe") == "sites"]
+    sites = [name for name, info in scores.measures.items() if info.probe == "sites"]
     drawn = [n for n in sites if any(len(scores[s.label, n].place_values) for s in scores.subjects)]
-    directed = [n for n in drawn if sense_of(scores.measures[n])]
+    directed = [n for n in drawn if scores.measures[n].sense]
     if not drawn:
         raise RequestError("the run has no measure of sites with a value")
     return (directed or drawn)[0]
@@ -208,7 +209,7 @@ def _strip(source: FigureData, figure: Figure, axes: Axes | None = None) -> floa
     bar.ax.set_xticklabels([legend["least"], legend["most"]])
     bar.ax.tick_params(length=0)
     bar.outline.set_linewidth(0.4)
-    bar.set_label(f"{name}: darker is {'more nonlinear' if sense_of(info) else 'more'}")
+    bar.set_label(f"{name}: darker is {'more nonlinear' if info.sense else 'more'}")
     return 0.75 + 0.2 * max(2, len(strips)) + _names_height(axes)
 
 
@@ -221,8 +222,8 @@ def draw_measure(
     cells = _labelled_cells(source, name)
     axes = figure.add_subplot() if axes is None else axes
     drawings = {"sites": draw_signature, "lines": draw_distribution}
-    draw = drawings.get(str(info.get("probe")), draw_bars)
-    label = f"{short(name, 40)}\n{direction(info.get('more_means', 'neither'))}"
+    draw = drawings.get(info.probe, draw_bars)
+    label = f"{short(name, 40)}\n{direction(info.more_means)}"
     if draw(axes, cells, info) == "x":
         axes.set_xlabel(label.replace("\n", ", "))
     else:
@@ -275,7 +276,7 @@ def _board(source: FigureData, figure: Figure) -> float:
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
         draw_standings(axes, [row.entries[name] for row in rows])
-        words = direction(source.info(name).get("more_means", "neither"))
+        words = direction(source.info(name).more_means)
         axes.set_xlabel(f"{short(name, 20)}\n{words.replace('more ', '')}")
     panels[0].set_yticks(range(len(rows)), labels)
     return 0.7 + 0.18 * max(3, len(rows))
@@ -283,7 +284,7 @@ def _board(source: FigureData, figure: Figure) -> float:
 
 def _difference(
     source: FigureData, run: Run, other: Run | None
-) -> tuple[Difference, tuple[str, str], Mapping[str, Any]]:
+) -> tuple[Difference, tuple[str, str], MeasureInfo]:
     """Return the difference to draw: of two networks, or of one network in two runs."""
     if other is not None:
         comparison = compare_runs(run, other)
@@ -296,7 +297,7 @@ def _difference(
                 f"{len(chosen)} networks have {name} in both runs; expected one: choose it by "
                 f"subject, of {', '.join(d.subject for d in chosen[:4]) or 'none'}"
             )
-        return chosen[0], comparison.names, comparison.measures.get(name, {})
+        return chosen[0], comparison.names, comparison.measures.get(name, MeasureInfo())
     name = source.site_measure()
     subjects = source.subjects()
     if len(subjects) != 2:

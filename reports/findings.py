@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from nlbench.errors import one_line
 
@@ -14,13 +13,12 @@ from .leaderboard import (
     Row,
     compared_measures,
     is_training,
-    sense_of,
     sort_measure,
 )
 from .population import population_of
 from .remarks import Gap, group_remarks
-from .tables import Measures, Score, Scores
-from .text import count, place_noun, place_text, range_text
+from .tables import MeasureInfo, Measures, Score, Scores
+from .text import count, place_text, range_text
 from .training import training_findings, training_runs
 
 _MAX_NAMED = 3
@@ -69,7 +67,7 @@ def network_findings(row: Row, measures: Measures) -> list[str]:
     compared = compared_measures(measures)
     for measure in compared:
         cell = row.entries[measure]
-        if measures[measure].get("probe") == "sites" and len(cell.place_values) > 2:
+        if measures[measure].probe == "sites" and len(cell.place_values) > 2:
             sentences.append(_places_sentence(measure, cell, measures[measure]))
             break
     shares = {}
@@ -104,7 +102,7 @@ def _disagreement(shares: Mapping[str, float], measures: Measures) -> list[str]:
     low, high = (pick(shares, key=shares.__getitem__) for pick in (min, max))
     if shares[high] - shares[low] < _DISAGREEMENT:
         return []
-    views = [_VIEWS.get(str(measures[name].get("probe")), "") for name in (high, low)]
+    views = [_VIEWS.get(str(measures[name].probe), "") for name in (high, low)]
     start = f"{'The two' if len(shares) == 2 else f'{high} and {low}'} {DISAGREE}"
     if views[0] == views[1] or not all(views):
         return [f"{start}they measure different things, on different reference networks."]
@@ -113,11 +111,11 @@ def _disagreement(shares: Mapping[str, float], measures: Measures) -> list[str]:
     ]
 
 
-def _places_sentence(measure: str, cell: Score, info: Mapping[str, Any]) -> str:
+def _places_sentence(measure: str, cell: Score, info: MeasureInfo) -> str:
     """Describe the most nonlinear places, as far as the errors tell them apart."""
     places = {place.name: place for place in cell.places}
-    sense = sense_of(info)
-    noun = place_noun(info)
+    sense = info.sense
+    noun = info.place_noun
 
     def named(name: str) -> str:
         return f"{place_text(name)} ({places[name].text})"
@@ -166,7 +164,7 @@ def findings(
         sentences.append(_extremes(ranked, first))
         top = ranked[0]
         cell = top.entries[first]
-        if measures[first].get("probe") == "sites" and len(cell.place_values) > 2:
+        if measures[first].probe == "sites" and len(cell.place_values) > 2:
             sentence = _places_sentence(first, cell, measures[first])
             sentences.append(f"In {top.label}: {sentence[0].lower()}{sentence[1:]}")
     against = [pair for pair, c in spearman.items() if math.isfinite(c.high) and c.high < 0]

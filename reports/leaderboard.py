@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from .estimates import LEVEL, clear_orders
-from .tables import Measures, Score, Scores, TableSubject, mean_score
+from .tables import MeasureInfo, Measures, Score, Scores, TableSubject, mean_score
 
 CONFIDENCE = LEVEL
 _FIELDS = (
@@ -96,17 +96,12 @@ def family_of(model: str) -> str:
     return name[:letters] or name
 
 
-def sense_of(info: Mapping[str, Any]) -> int:
-    """Return 1 if a measure increases with nonlinearity, -1 if it decreases, 0 otherwise."""
-    return {"more nonlinear": 1, "less nonlinear": -1}.get(str(info.get("more_means")), 0)
-
-
 def compared_measures(measures: Measures) -> list[str]:
     """Return the measures by which networks are compared in words.
 
     These have a direction; of a measure that depends on units, it is the relative one.
     """
-    return [name for name, info in measures.items() if sense_of(info) and "relative" not in info]
+    return [name for name, info in measures.items() if info.sense and not info.relative]
 
 
 def sort_measure(measures: Measures) -> str | None:
@@ -138,7 +133,7 @@ def leaderboard(scores: Scores, *, together: bool = True) -> list[Row]:
     first = sort_measure(scores.measures)
     if first is None:
         return rows
-    sense = sense_of(scores.measures[first])
+    sense = scores.measures[first].sense
     values = [row.entries[first].value for row in rows]
     order = np.argsort(-sense * np.array(values), kind="stable")  # NaN last
     return [rows[index] for index in order]
@@ -190,12 +185,12 @@ def _column(
     for group in members:
         seeds = [scores[subject.label, name] for subject in group]
         entries.append(_standing(seeds, group, info))
-    sense = sense_of(info)
+    sense = info.sense
     return _ranked(entries, sense) if sense else entries
 
 
 def _standing(
-    seeds: Sequence[Score], subjects: Sequence[TableSubject], info: Mapping[str, Any]
+    seeds: Sequence[Score], subjects: Sequence[TableSubject], info: MeasureInfo
 ) -> Standing:
     """Return the entry of a network, with its interval as far as it is within the bounds."""
     score = mean_score(seeds, [subject.training_seed for subject in subjects])
@@ -205,7 +200,7 @@ def _standing(
     is_range = len(values) > 1 and (len(seeds) == 1 or score.status == "ok")
     low, high = score.interval
     half = score.numerical_error
-    least, greatest = (None if b is None else float(b) for b in info.get("bounds") or (None, None))
+    least, greatest = (None if b is None else float(b) for b in info.bounds)
     return Standing(
         **{field.name: getattr(score, field.name) for field in fields(score)},
         low=low - half if least is None else min(max(low - half, least), score.value),

@@ -17,7 +17,7 @@ from .figures import check_measure_name, site_measure
 from .leaderboard import leaderboard, leaderboard_frame
 from .panels import RAMP
 from .population import colour_scale, reference_share
-from .tables import Scores, read_run
+from .tables import MeasureInfo, Scores, read_run
 
 if TYPE_CHECKING:
     from nlbench.measure import Result
@@ -108,7 +108,7 @@ def _run_html(run: Any) -> str:
     except RequestError:
         name = ""
     places = [place.value for row in rows if name for place in row.entries[name].places]
-    scale = colour_scale(name, scores.measures.get(name, {}), places)
+    scale = colour_scale(name, scores.measures.get(name, MeasureInfo()), places)
     more = len(rows) - _MAX_ROWS
     return render(
         "notebook.html.j2",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +31,6 @@ from .leaderboard import (
     Row,
     is_training,
     leaderboard,
-    sense_of,
     sort_measure,
 )
 from .linearised import tradeoffs
@@ -46,8 +45,8 @@ from .remarks import (
     summary_sentence,
 )
 from .signatures import signature_maps
-from .tables import Measures, NamedRun, Scores
-from .text import ERROR_LEGEND, place_noun
+from .tables import MeasureInfo, Measures, NamedRun, Scores, read_measures
+from .text import ERROR_LEGEND
 from .training import change_table, training_runs
 from .views import bibtex, board_view, card_axis, cite_sentence, heatmaps, strip_fields
 
@@ -248,13 +247,13 @@ def _single_view(row: Row, measures: Measures, data: PageData) -> dict[str, Any]
     sites = [
         name
         for name, entry in row.entries.items()
-        if measures[name].get("probe") == "sites" and len(entry.place_values)
+        if measures[name].probe == "sites" and len(entry.place_values)
     ]
-    first = next((n for n in sites if sense_of(measures[n])), sites[0] if sites else "")
+    first = next((n for n in sites if measures[n].sense), sites[0] if sites else "")
     colours = data.colours.get(first)
     return {
         "strip_measure": first,
-        "noun": place_noun(measures[first]) if first else "",
+        "noun": measures[first].place_noun if first else "",
         "fields": strip_fields(row.entries[first], colours) if first else [],
         "colours": colours.legend() if colours else None,
         "row": row,
@@ -343,15 +342,15 @@ def read_runs(runs: Sequence[NamedRun]) -> Scores:
 
     Measures that share a probe are neighbours.
     """
-    known: dict[str, Mapping[str, Any]] = {}
+    known: dict[str, MeasureInfo] = {}
     for run in runs:
         sites = (run.manifest.get("probes") or {}).get("sites") or {}
         nouns = {"activations": "activation", "blocks": "block", "spans": "span"}
         noun = nouns.get(sites.get("of", "activations").partition(":")[0], "module")
-        for name, info in (run.manifest.get("measures") or {}).items():
-            known.setdefault(name, {**info, "of": noun})
-    probes = unique(info.get("probe") for info in known.values())
-    measures = dict(sorted(known.items(), key=lambda item: probes.index(item[1].get("probe"))))
+        for name, info in read_measures(run.manifest).items():
+            known.setdefault(name, replace(info, noun=noun))
+    probes = unique(info.probe for info in known.values())
+    measures = dict(sorted(known.items(), key=lambda item: probes.index(item[1].probe)))
     records = {run.name if len(runs) > 1 else "": run.records for run in runs}
     return Scores(records, measures)
 

@@ -21,8 +21,8 @@ from nlbench.errors import RequestError, one_line
 from .drawing import PAGE_WIDTH, NotebookFigure, in_page_colours, laid_out, to_svg
 from .fingerprint import Scale
 from .population import colour_scale
-from .tables import Score
-from .text import count, direction, range_noun, range_text
+from .tables import MeasureInfo, Score
+from .text import count, direction, range_text
 
 if TYPE_CHECKING:
     from .compare import Difference
@@ -81,7 +81,7 @@ def ecdf(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return x, np.cumsum(times) / numbers.size
 
 
-def draw_signature(axes: Axes, cells: LabelledCells, info: Mapping[str, Any]) -> str:
+def draw_signature(axes: Axes, cells: LabelledCells, info: MeasureInfo) -> str:
     """Plot one marker per site and subject with its interval.
 
     Return the measure's axis.
@@ -121,8 +121,8 @@ def draw_signature(axes: Axes, cells: LabelledCells, info: Mapping[str, Any]) ->
             )
             marks.set_in_layout(False)
     drawn = [cell for _, cell in cells.values()]
-    _use_bounds(axes, drawn, info.get("bounds", (None, None)))
-    _name_places(axes, drawn, f"{info.get('of', 'activation')}, in call order")
+    _use_bounds(axes, drawn, info.bounds)
+    _name_places(axes, drawn, f"{info.noun}, in call order")
     return "y"
 
 
@@ -133,7 +133,7 @@ def _reach(values: ArrayLike, intervals: Sequence[tuple[float, float]]) -> NDArr
     return np.nan_to_num(np.abs(ends - centre)).clip(0)
 
 
-def draw_distribution(axes: Axes, cells: LabelledCells, info: Mapping[str, Any]) -> str:
+def draw_distribution(axes: Axes, cells: LabelledCells, info: MeasureInfo) -> str:
     """Plot one step function per subject; return the axis that shows the measure."""
     all_values: list[float] = []
     for index, (label, cell) in cells.items():
@@ -169,7 +169,7 @@ def _use_log_scale(axes: Axes, values: Sequence[float]) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def draw_bars(axes: Axes, cells: LabelledCells, info: Mapping[str, Any]) -> str:
+def draw_bars(axes: Axes, cells: LabelledCells, info: MeasureInfo) -> str:
     """Plot one bar per place and subject; return the axis that shows the measure."""
     width = 0.8 / len(cells)
     for position, (index, (label, cell)) in enumerate(cells.items()):
@@ -396,7 +396,7 @@ def _name_places(axes: Axes, cells: Sequence[Score], axis_label: str) -> None:
 def dumbbell_figure(
     difference: Difference,
     names: tuple[str, str],
-    info: Mapping[str, Any],
+    info: MeasureInfo,
     width: float = PAGE_WIDTH,
     format: str = "svg",
 ) -> NotebookFigure:
@@ -416,7 +416,7 @@ def dumbbell_figure(
     def draw(figure: Figure) -> float:
         axes = figure.add_subplot()
         draw_dumbbells(axes, drawn, names)
-        words = direction(info.get("more_means", "neither"))
+        words = direction(info.more_means)
         axes.set_xlabel(f"{difference.measure} ({words})")
         columns = 2 if sum(map(len, names)) < 11 * width else 1
         figure.legend(loc="outside upper left", ncols=columns)
@@ -426,7 +426,7 @@ def dumbbell_figure(
 
 
 def comparison_panel(
-    difference: Difference, names: tuple[str, str], info: Mapping[str, Any], index: int
+    difference: Difference, names: tuple[str, str], info: MeasureInfo, index: int
 ) -> dict[str, Any]:
     """Return the figure as SVG in the page's colours, and the strips of both networks.
 
@@ -442,7 +442,7 @@ def comparison_panel(
     scale = colour_scale(difference.measure, info, [v for side in sides for v in side])
     if scale is not None:
         titles = [
-            f"{n}, {range_noun(info)} {range_text(v)}" for n, v in zip(names, sides, strict=True)
+            f"{n}, {info.range_noun} {range_text(v)}" for n, v in zip(names, sides, strict=True)
         ]
         panel["strips"] = [(v, scale, t) for v, t in zip(sides, titles, strict=True)]
         panel["legend"] = scale.legend()

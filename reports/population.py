@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .fingerprint import Scale
-from .leaderboard import sense_of
-from .tables import RELATIVE
+from .tables import RELATIVE, MeasureInfo
 
 FILE = Path(__file__).parent / "reference_networks.json"
 AFFINE = {"affinity": 1.0, "r2": 1.0, "cka": 1.0, "absdev": 0.0, "nlc": 1.0, "pathlength": 0.0}
@@ -72,13 +71,13 @@ class Population:
         return ", ".join(f"{n} {word}" for word, n in counts.items() if n)
 
 
-def colour_scale(measure: str, info: Mapping[str, Any], values: Iterable[float]) -> Scale | None:
+def colour_scale(measure: str, info: MeasureInfo, values: Iterable[float]) -> Scale | None:
     """Return the scale of colours for a measure, or None if there is no value.
 
     It is the same on every page. It extends from an affine network to the most nonlinear reference
     network, over the bounds of a measure without reference networks, or else over the values.
     """
-    sense = -1 if sense_of(info) < 0 else 1
+    sense = -1 if info.sense < 0 else 1
     population = population_of(measure, info)
     fitted = Scale.of(values, sense, clip=True)
     if fitted is None:
@@ -90,13 +89,13 @@ def colour_scale(measure: str, info: Mapping[str, Any], values: Iterable[float])
             low, high = (population.affine, high) if sense > 0 else (low, population.affine)
         source = f"range of {len(population.values)} reference networks"
         return Scale(low, high, False, sense, source, is_cut=True)
-    least, greatest = info.get("bounds") or (None, None)
+    least, greatest = info.bounds
     if least is not None and greatest is not None and math.isfinite(greatest - least):
         return Scale(float(least), float(greatest), False, sense, "bounds of the measure")
     return replace(fitted, source="values on this page")
 
 
-def reference_share(value: float, measure: str, info: Mapping[str, Any]) -> float:
+def reference_share(value: float, measure: str, info: MeasureInfo) -> float:
     """Return the fraction of reference networks that are less nonlinear than a value.
 
     The result is NaN if there is no value or the measure has no reference population.
@@ -105,20 +104,20 @@ def reference_share(value: float, measure: str, info: Mapping[str, Any]) -> floa
     return population.share_below(value) if population and math.isfinite(value) else math.nan
 
 
-def population_of(measure: str, info: Mapping[str, Any]) -> Population | None:
+def population_of(measure: str, info: MeasureInfo) -> Population | None:
     """Return the reference population for a measure.
 
     The result is None if the measure depends on units or has no direction, if there are too few
     networks, or if its version or options differ from those used for the reference networks.
     """
-    base = str(info.get("base") or measure)
+    base = info.base or measure
     entry = _load().get(base)
-    sense = sense_of(info)
+    sense = info.sense
     if entry is None or not sense or len(entry["values"]) < MIN_NETWORKS:
         return None
     if base == measure and measure in STATISTICS:
         return None
-    if any(entry[key] != info.get(key) for key in ("version", "options")):
+    if any(entry[key] != getattr(info, key) for key in ("version", "options")):
         return None
     values = np.array(list(entry["values"].values()), dtype=np.float64)
     # Networks of installed packages are trained, unless their name says otherwise.

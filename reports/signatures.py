@@ -96,7 +96,7 @@ def signature_maps(rows: Sequence[Row], scores: Scores) -> dict[str, dict[str, A
     """
     maps = {}
     for name, info in scores.measures.items():
-        if info.get("probe") != "sites":
+        if info.probe != "sites":
             continue
         signatures = {
             index: scores[row.subjects[0].label, name].place_values

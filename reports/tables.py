@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -28,27 +28,84 @@ if TYPE_CHECKING:
     from nlbench.measure import Result, Value
     from nlbench.store.record import Record
 
-Measures = Mapping[str, Mapping[str, Any]]
-"""Metadata of each measure, as in a manifest."""
+
+@dataclass(frozen=True)
+class MeasureInfo:
+    """Metadata of a measure.
+
+    Parameters
+    ----------
+    noun : str
+        Noun for the places of a measure of sites.
+    base : str
+        Measure that this one is derived from; empty if it was measured itself.
+    relative : str
+        Measure in `RELATIVE` that is derived from this one; empty if there is none.
+
+    Examples
+    --------
+    >>> info = MeasureInfo(probe="lines", more_means="less nonlinear")
+    >>> info.place_noun, info.range_noun, info.sense
+    ('path', 'paths', -1)
+    """
+
+    probe: str = ""
+    description: str = ""
+    bounds: tuple[float | None, float | None] = (None, None)
+    more_means: str = "neither"
+    version: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    scale: str = ""
+    citation: str = ""
+    equation: str = ""
+    bibtex: str = ""
+    noun: str = "activation"
+    base: str = ""
+    relative: str = ""
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> MeasureInfo:
+        """Read an entry of a manifest, in which fields may be missing."""
+        values = {**(content.get("source") or {}), **content}
+        names = [entry.name for entry in fields(cls)]
+        return cls(**{name: values[name] for name in names if values.get(name) is not None})
+
+    @property
+    def sense(self) -> int:
+        """1 if the measure increases with nonlinearity, -1 if it decreases, 0 otherwise."""
+        return {"more nonlinear": 1, "less nonlinear": -1}.get(self.more_means, 0)
+
+    @property
+    def place_noun(self) -> str:
+        """Noun for the measure's places, such as path or block."""
+        return {"lines": "path", "sites": self.noun}.get(self.probe, "place")
+
+    @property
+    def range_noun(self) -> str:
+        """Noun for the range over the measure's places."""
+        noun = self.place_noun
+        return "layers" if noun in ("activation", "place") else f"{noun}s"
+
+
+Measures = Mapping[str, MeasureInfo]
 RELATIVE = {"absdev.relative": ("absdev", "over_range")}
 """Base measure and statistic of each derived measure."""
 
 
-def with_relative(measures: Measures) -> dict[str, Mapping[str, Any]]:
+def with_relative(measures: Measures) -> dict[str, MeasureInfo]:
     """Add the metadata of derived measures before those that they are computed from."""
     bases = {base: name for name, (base, _) in RELATIVE.items()}
-    known: dict[str, Mapping[str, Any]] = {}
+    known: dict[str, MeasureInfo] = {}
     for name, info in measures.items():
-        options = info.get("options") or {}
-        if name in bases and options.get("normalize", "none") == "none":
-            known[bases[name]] = {
-                **info,
-                "description": f"{name} divided by the range of the logits on each path.",
-                "bounds": [0.0, 1.0],
-                "scale": "",
-                "base": name,
-            }
-            info = {"scale": "grows with the logits", **info}
+        if name in bases and info.options.get("normalize", "none") == "none":
+            known[bases[name]] = replace(
+                info,
+                description=f"{name} divided by the range of the logits on each path.",
+                bounds=(0.0, 1.0),
+                scale="",
+                base=name,
+            )
+            info = replace(info, scale=info.scale or "grows with the logits")
         known[name] = info
     return known
 
@@ -280,12 +337,12 @@ class Scores:
     ----------
     records : mapping of str to sequence of Record
         Records of each run, by the run's name; empty if there is only one.
-    measures : mapping of str to mapping
+    measures : mapping of str to MeasureInfo
         Metadata by name, in the desired order; other measures in the records follow.
 
     Attributes
     ----------
-    measures : dict of str to mapping
+    measures : dict of str to MeasureInfo
         Metadata by name, with the measures in `RELATIVE`, each followed by its base, whose entry
         ``relative`` names it.
     """
@@ -315,13 +372,13 @@ class Scores:
                 self._scores |= relative
         derived = {name for _, name in self._scores} & RELATIVE.keys()
         bases = {RELATIVE[name][0]: name for name in derived}
-        self.measures: dict[str, Mapping[str, Any]] = {}
+        self.measures: dict[str, MeasureInfo] = {}
         for name in unique([*known_measures, *(r.measure.name for _, r in every)]):
             if name not in RELATIVE:
-                info = known_measures.get(name, {})
+                info = known_measures.get(name, MeasureInfo())
                 if name in bases:
-                    self.measures[bases[name]] = known_measures.get(bases[name], {})
-                    info = {**info, "relative": bases[name]}
+                    self.measures[bases[name]] = known_measures.get(bases[name], MeasureInfo())
+                    info = replace(info, relative=bases[name])
                 self.measures[name] = info
 
     def restrict(
@@ -374,9 +431,15 @@ def _labels(subjects: Sequence[tuple[object, ...]]) -> list[str]:
 _ABSENT = Score(math.nan)
 
 
+def read_measures(manifest: Mapping[str, Any]) -> dict[str, MeasureInfo]:
+    """Return the metadata of a run's measures."""
+    measures = manifest.get("measures") or {}
+    return {name: MeasureInfo.from_dict(content) for name, content in measures.items()}
+
+
 def read_run(run: Any) -> Scores:
     """Return a run's scores."""
-    return Scores({"": run.records}, run.manifest.get("measures"))
+    return Scores({"": run.records}, read_measures(run.manifest))
 
 
 Identity = tuple[str, str, str, int]

@@ -75,8 +75,8 @@ def _print_board(
     left_out = []
     for name, texts in zip(names, zip(*lines, strict=True), strict=True):
         info = measures[name]
-        scale = str(info.get("scale") or "")
-        head = f"{one_line(name)}\n{direction(info.get('more_means', 'neither'), scale)}"
+        scale = info.scale
+        head = f"{one_line(name)}\n{direction(info.more_means, scale)}"
         width = _width([head, *texts])
         if len(columns) > len(subjects) and width > remaining:
             left_out.append(name)
@@ -120,7 +120,7 @@ def _network_table(row: Row, measures: Measures) -> Table:
     table.columns[1].overflow = table.columns[2].overflow = "fold"
     for name, entry in row.entries.items():
         info = measures[name]
-        notes = direction(info.get("more_means", "neither"), str(info.get("scale") or ""))
+        notes = direction(info.more_means, info.scale)
         table.add_row(*map(Text, (one_line(name), value_text(entry, info), notes)))
     return table
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .leaderboard import Standing
+    from .tables import MeasureInfo
 
 _SMALLEST_WITH_ERROR = 1e-5  # smaller values and errors have a common exponent
 _MAX_PERCENT_DECIMALS = 8
@@ -227,30 +228,6 @@ def interval_text(low: float, high: float, error: float) -> str:
     return f"{number(low, decimals)} to {number(high, decimals)}"
 
 
-def place_noun(info: Mapping[str, Any]) -> str:
-    """Return the noun for a measure's places, such as path or block.
-
-    Examples
-    --------
-    >>> place_noun({"probe": "sites"}), place_noun({"probe": "lines"})
-    ('activation', 'path')
-    """
-    nouns = {"lines": "path", "sites": str(info.get("of", "activation"))}
-    return nouns.get(str(info.get("probe")), "place")
-
-
-def range_noun(info: Mapping[str, Any]) -> str:
-    """Return the noun for the range over a measure's places.
-
-    Examples
-    --------
-    >>> range_noun({"probe": "sites", "of": "activation"}), range_noun({"probe": "lines"})
-    ('layers', 'paths')
-    """
-    noun = place_noun(info)
-    return "layers" if noun in ("activation", "place") else f"{noun}s"
-
-
 def place_text(name: str) -> str:
     """Return the name of a place for use in a sentence.
 
@@ -275,16 +252,17 @@ def functional_calls(where: Mapping[str, str], limit: int = 12) -> str:
     return f"functional calls: {'; '.join(calls[:limit])}{more}"
 
 
-def value_text(entry: Standing, info: Mapping[str, Any]) -> str:
+def value_text(entry: Standing, info: MeasureInfo) -> str:
     """Format a value with its standard error and its range over places or seeds.
 
     Examples
     --------
     >>> from .leaderboard import Standing
+    >>> from .tables import MeasureInfo
     >>> replicates = tuple(0.8 + 0.0005 * k for k in (-1, 0, 1, 0))
     >>> known = {"unit": "samples", "status": "ok", "least": 0.55, "greatest": 0.95}
     >>> entry = Standing(0.8009, replicates, **known)
-    >>> value_text(entry, {"probe": "sites"})
+    >>> value_text(entry, MeasureInfo(probe="sites"))
     '0.8009 ± 0.0006 · layers 0.55–0.95'
     """
     if entry.status != "ok":
@@ -295,7 +273,7 @@ def value_text(entry: Standing, info: Mapping[str, Any]) -> str:
     elif entry.over.endswith("seeds"):
         parts[0] += f" ({entry.over})"
     if math.isfinite(entry.least) and entry.least < entry.greatest:
-        noun = "seeds" if entry.over.endswith("seeds") else range_noun(info)
+        noun = "seeds" if entry.over.endswith("seeds") else info.range_noun
         parts.append(f"{noun} {range_text([entry.least, entry.greatest], entry.error)}")
     return " · ".join(parts)
 

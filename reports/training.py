@@ -11,7 +11,7 @@ from .compare import Difference, difference_of, mark_significant
 from .environment import Table
 from .leaderboard import Row, compared_measures, is_training
 from .tables import Score, Scores, mean_score
-from .text import place_text, range_noun
+from .text import place_text
 
 _MAX_PLACES = 3
 
@@ -39,7 +39,7 @@ class TrainingRun:
             pairs = self._pairs(scores, name)
             if pairs:
                 difference = _difference(name, pairs)
-                has_paths = info.get("probe") == "lines"
+                has_paths = info.probe == "lines"
                 found.append(replace(difference, places=()) if has_paths else difference)
         return {d.measure: d for d in mark_significant(found)}
 
@@ -124,7 +124,7 @@ def training_findings(training: TrainingRun, scores: Scores) -> Iterator[str]:
         clear = [d for d in most_changed(changes[name]) if d.is_significant]
         if clear:
             known = sum(math.isfinite(d.error) for d in changes[name].places)
-            noun = range_noun(scores.measures[name])
+            noun = scores.measures[name].range_noun
             text = f"{place_text(clear[0].place)} changed most ({clear[0].estimate.text})"
             yield (
                 f"{prefix} {name}, {text} between {first} and {last}; "

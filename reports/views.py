@@ -13,10 +13,10 @@ from nlbench.parsers import unique
 from .agreement import Correlation
 from .embedded import PageData
 from .fingerprint import Scale
-from .leaderboard import Row, is_training, sense_of, sort_measure
+from .leaderboard import Row, is_training, sort_measure
 from .population import population_of
 from .remarks import remarks_of
-from .tables import Measures, NamedRun, Score
+from .tables import MeasureInfo, Measures, NamedRun, Score
 from .text import number, range_text, short_decimals
 
 _WIDTH = 300.0
@@ -43,7 +43,7 @@ def strip_fields(cell: Score, colours: Scale | None) -> list[dict[str, Any]]:
     return fields
 
 
-def card_axis(row: Row, measure: str, info: Mapping[str, Any]) -> dict[str, Any]:
+def card_axis(row: Row, measure: str, info: MeasureInfo) -> dict[str, Any]:
     """Return the positions of a value, its interval, its places and the reference networks.
 
     The axis holds all of them. It is empty without a direction, or if it would have no extent.
@@ -52,7 +52,7 @@ def card_axis(row: Row, measure: str, info: Mapping[str, Any]) -> dict[str, Any]
     population = population_of(measure, info)
     # The places of a mean over seeds are not the seeds' own.
     places = entry.place_values.tolist() if len(row.subjects) == 1 else []
-    sense = sense_of(info)
+    sense = info.sense
     others = [] if population is None else list(population.values)
     affine = math.nan if population is None else population.affine
     shown = places if len(places) <= _MAX_DRAWN_PLACES else []
@@ -85,8 +85,8 @@ def cite_sentence(row: Row, measures: Measures, facts: Sequence[str]) -> str:
     units: dict[str, None] = {}
     for name, entry in row.entries.items():
         info = measures[name]
-        if entry.status == "ok" and sense_of(info):
-            scale = str(info.get("scale") or "")
+        if entry.status == "ok" and info.sense:
+            scale = info.scale
             note = f" ({scale})" if scale else ""
             texts.append(f"{name} {entry.text}{note}")
             if entry.error > 0:
@@ -113,7 +113,7 @@ _DENSE = 7  # with more measures, a heatmap shows intervals only in tooltips
 def bibtex(runs: Sequence[NamedRun], measures: Measures) -> str:
     """Return the BibTeX entries of nlbench and of the measures."""
     entries = [manifest_bibtex(run.manifest) for run in runs]
-    entries += [str((info.get("source") or {}).get("bibtex") or "") for info in measures.values()]
+    entries += [info.bibtex for info in measures.values()]
     return "\n\n".join(unique(entry.strip() for entry in entries if entry.strip()))
 
 

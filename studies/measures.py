@@ -15,6 +15,7 @@ from nlbench import registry
 from nlbench.citation import Source
 from nlbench.measure.contract import load_measure
 from nlbench.parsers import unique
+from nlbench.reports.tables import MeasureInfo
 from nlbench.request import ExecutionOptions, Request
 from nlbench.studies.networks.planted import MAPS
 
@@ -193,7 +194,7 @@ def applicable(settings: Mapping[str, Any], measures: Sequence[str], data: str) 
     return {name: value for name, value in settings.items() if name.partition(".")[0] in owners}
 
 
-def _orders(cells: pd.DataFrame, descriptions: Mapping[str, Mapping[str, Any]]) -> Orders:
+def _orders(cells: pd.DataFrame, descriptions: Mapping[str, MeasureInfo]) -> Orders:
     """Compute the order of each measure on each ladder.
 
     P-values are adjusted over a measure's planted ladders and, separately, its published ones.

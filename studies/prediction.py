@@ -12,7 +12,7 @@ import pandas as pd
 
 from nlbench.citation import Source
 from nlbench.parsers import unique
-from nlbench.reports.leaderboard import sense_of
+from nlbench.reports.tables import MeasureInfo
 from nlbench.request import Request
 from nlbench.serialization.fields import to_plain
 
@@ -248,7 +248,7 @@ def network_table(runs: Runs) -> pd.DataFrame:
             row["activation"] = record.subject.model.partition("/")[2].partition("-")[0]
             name = record.measure.name
             statistic = "over_range" if name == "absdev" else "value"
-            sense = sense_of(to_plain(record.measure)) or 1
+            sense = MeasureInfo.from_dict(to_plain(record.measure)).sense or 1
             row[name] = sense * summary.get(statistic, math.nan)
     return pd.DataFrame(list(rows.values()))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from nlbench.reports.tables import MeasureInfo
 from nlbench.serialization.fields import to_plain
 from nlbench.studies.framework import Runs
 
@@ -69,14 +70,14 @@ def read_cells(runs: Runs, ladders: Mapping[str, Ladder] = ALL_LADDERS) -> pd.Da
     return pd.DataFrame(rows, columns=columns)
 
 
-def read_descriptions(runs: Runs) -> dict[str, Mapping[str, Any]]:
+def read_descriptions(runs: Runs) -> dict[str, MeasureInfo]:
     """Return the recorded description of each measure; variants share their measure's."""
-    descriptions: dict[str, Mapping[str, Any]] = {}
+    descriptions: dict[str, MeasureInfo] = {}
     for run in runs.values():
         for record in run.records:
             names = (name for name, _ in _values(record))
-            descriptions |= dict.fromkeys(names, to_plain(record.measure))
-    descriptions[PARAMETERS] = {"more_means": "more nonlinear", "version": "1"}
+            descriptions |= dict.fromkeys(names, MeasureInfo.from_dict(to_plain(record.measure)))
+    descriptions[PARAMETERS] = MeasureInfo(more_means="more nonlinear")
     return dict(sorted(descriptions.items()))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nlbench.reports.leaderboard import sense_of
+from nlbench.reports.tables import MeasureInfo
 from nlbench.studies.framework import Runs
 from nlbench.studies.framework.trends import RESAMPLES
 
@@ -18,7 +18,7 @@ from .ladder_cells import ALL_LADDERS, REFERENCE
 from .ladders import AFFINE_MAPS, LADDERS, QUESTIONS, TWIN_LADDER
 from .orders import NO_DIRECTION, WORDS, Order, is_constant, round_digits
 
-Descriptions = Mapping[str, Mapping[str, Any]]
+Descriptions = Mapping[str, MeasureInfo]
 Orders = Mapping[tuple[str, str], Order]
 
 MAX_DEPARTURE = 1e-6
@@ -140,10 +140,10 @@ def exactness_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataF
     rows = []
     for measure, group in affine.groupby("measure", sort=True):
         description = descriptions[str(measure)]
-        sense = sense_of(description)
+        sense = description.sense
         value = float(group.value.median())
         departure = float((group.value - value).abs().max()) / max(1.0, abs(value))
-        bound = _affine_bound(description, sense)
+        bound = _affine_bound(description)
         is_exact = ("yes" if departure <= MAX_DEPARTURE else "no") if sense else "no direction"
         at_bound = ""
         if bound is not None:
@@ -158,11 +158,11 @@ def exactness_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataF
     return pd.DataFrame(rows)
 
 
-def _affine_bound(description: Mapping[str, Any], sense: int) -> float | None:
+def _affine_bound(description: MeasureInfo) -> float | None:
     """Return the bound on the less nonlinear side; None unless it is finite."""
-    bounds = description.get("bounds") or [None, None]
-    bound = bounds[0] if sense > 0 else bounds[1] if sense < 0 else None
-    return float(bound) if isinstance(bound, int | float) and math.isfinite(bound) else None
+    low, high = description.bounds
+    bound = {1: low, -1: high}.get(description.sense)
+    return float(bound) if bound is not None and math.isfinite(bound) else None
 
 
 def invariance_table(cells: pd.DataFrame, measures: Iterable[str]) -> pd.DataFrame:
@@ -205,7 +205,7 @@ def agreement_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataF
     The bootstrap resamples networks with the same ladder and seed together.
     """
     known = cells[cells.ladder.isin(LADDERS) & (cells.status == "ok") & (cells.part == "")]
-    all_senses = {name: sense_of(description) for name, description in descriptions.items()}
+    all_senses = {name: description.sense for name, description in descriptions.items()}
     senses = {name: sense for name, sense in all_senses.items() if sense}
     wide = known[known.measure.isin(senses)].pivot_table(
         index=["ladder", "seed", "rung"], columns="measure", values="value"

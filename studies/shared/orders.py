@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from nlbench.reports.leaderboard import sense_of
+from nlbench.reports.tables import MeasureInfo
 from nlbench.studies.framework.trends import (
     MIN_NETWORKS,
     SIGNIFICANCE,
@@ -110,7 +110,7 @@ class Order:
 
 
 def compute_order(
-    cells: pd.DataFrame, description: Mapping[str, Any], residuals: pd.Series[Any] | None = None
+    cells: pd.DataFrame, description: MeasureInfo, residuals: pd.Series[Any] | None = None
 ) -> Order:
     """Compute the order in which a measure ranks a ladder.
 
@@ -118,8 +118,7 @@ def compute_order(
     ----------
     cells : DataFrame
         The measure's cells on the ladder, with columns ``rung, seed, value, status, reason``.
-    description : mapping
-        Recorded description of the measure.
+    description : MeasureInfo
     residuals : Series, optional
         Affine residuals of the networks on the ladder, by ``seed, rung``.
 
@@ -127,7 +126,7 @@ def compute_order(
     --------
     >>> cells = pd.DataFrame({"rung": [0, 1, 2] * 2, "seed": [0] * 3 + [1] * 3, "status": "ok",
     ...     "value": [3.0, 2.0, 1.0, 5.0, 3.0, 4.0], "reason": ""})
-    >>> order = compute_order(cells, {"more_means": "less nonlinear"})
+    >>> order = compute_order(cells, MeasureInfo(more_means="less nonlinear"))
     >>> round(order.tau, 3), order.seeds
     (0.667, 2)
     """
@@ -139,7 +138,7 @@ def compute_order(
     table = known.pivot_table(index="seed", columns="rung", values="value").map(round_digits)
     if is_constant(known.value.map(round_digits)):
         return Order(mark=CONSTANT)
-    table *= sense_of(description) or 1
+    table *= description.sense or 1
     blocks = [row.dropna() for _, row in table.iterrows() if row.count() >= max(2, rungs / 2)]
     if not blocks:
         return Order(mark="no network has a value on half of the rungs")
@@ -158,12 +157,12 @@ def compute_order(
         icc,
         icc_low,
         icc_high,
-        has_direction=bool(sense_of(description)),
+        has_direction=bool(description.sense),
     )
 
 
 def orders_by_measure(
-    cells: pd.DataFrame, descriptions: Mapping[str, Mapping[str, Any]]
+    cells: pd.DataFrame, descriptions: Mapping[str, MeasureInfo]
 ) -> dict[tuple[str, str], Order]:
     """Compute the order of each measure on each ladder, adjusted over its ladders."""
     orders: dict[tuple[str, str], Order] = {}

@@ -22,7 +22,7 @@ from nlbench.reports import compare
 from nlbench.reports.compare import check_comparison_file, compare_runs, difference_of
 from nlbench.reports.exports import read_csv
 from nlbench.reports.panels import dumbbell_figure
-from nlbench.reports.tables import Score
+from nlbench.reports.tables import MeasureInfo, Score
 from nlbench.reports.text import percentage
 from nlbench.store.manifest import Manifest
 from nlbench.store.run import Run
@@ -369,7 +369,7 @@ def test_the_command_leaves_files_of_others(before, tmp_path):
 def test_the_axis_of_a_plot_holds_all_intervals(before):
     after = changed(before, "affinity", moved(lambda i: -0.1, 0.3))
     [d, *_] = of_measure(compare_runs(before, after), "affinity")
-    figure = dumbbell_figure(d, ("a", "b"), {})
+    figure = dumbbell_figure(d, ("a", "b"), MeasureInfo())
     (axes,) = figure.axes
     drawn = [c for c in axes.collections if isinstance(c, LineCollection)]
     ends = np.concatenate([segment[:, 0] for c in drawn for segment in c.get_segments()])

@@ -7,6 +7,7 @@ import pytest
 from nlbench import registry
 from nlbench.measure.contract import load_measure
 from nlbench.reports.definitions import definition, drawn_formula, formula
+from nlbench.reports.tables import MeasureInfo
 
 BUILT_IN = [
     name
@@ -33,7 +34,7 @@ def test_every_formula_of_a_docstring_is_drawn(name):
 def test_another_version_has_no_formula():
     assert formula("affinity", load_measure("affinity").version)
     assert formula("affinity", "0") == ""
-    assert definition("nothing-registered", {"version": "1"}, "a") == ""
+    assert definition("nothing-registered", MeasureInfo(version="1"), "a") == ""
 
 
 def test_undrawable_values_are_shown_as_text():

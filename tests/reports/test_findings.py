@@ -18,7 +18,7 @@ from nlbench.reports.findings import findings, standout_places
 from nlbench.reports.leaderboard import leaderboard
 from nlbench.reports.population import Population, population_of
 from nlbench.reports.remarks import Gap, gaps
-from nlbench.reports.tables import Score, Scores
+from nlbench.reports.tables import MeasureInfo, Score, Scores
 
 DOCS = Path(__file__).parents[2] / "docs"
 MORE = {"probe": "sites", "more_means": "more nonlinear", "version": "1", "options": {}}
@@ -121,7 +121,8 @@ def test_single_networks_are_placed_among_references(conftest, monkeypatch, valu
     rows = conftest.cell_rows(subject, "absdev", {"path0": 3.0})
     rows.append((*subject, "absdev", "", "over_range", value, 8, "ok", ""))
     rows += conftest.cell_rows(subject, "unplaced", {"path0": 3.0})
-    given = {name: {**MORE, "probe": "lines"} for name in ("absdev", "unplaced")}
+    info = MeasureInfo.from_dict({**MORE, "probe": "lines"})
+    given = {"absdev": info, "unplaced": info}
     scores = Scores({"": records_of(conftest.frame(rows))}, given)
     sentences = findings(leaderboard(scores), scores, [], {})
     expected = (
@@ -135,13 +136,13 @@ def test_single_networks_are_placed_among_references(conftest, monkeypatch, valu
 def test_a_population_has_at_least_five_networks(monkeypatch, networks, is_placed):
     entry = {"version": "1", "options": {}, "values": {f"n{i}": i / 10 for i in range(networks)}}
     monkeypatch.setattr(population, "_load", lambda: {"m": entry})
-    assert (population_of("m", LESS) is not None) is is_placed
+    assert (population_of("m", MeasureInfo.from_dict(LESS)) is not None) is is_placed
 
 
 def test_without_a_file_there_is_no_population(tmp_path, monkeypatch):
     monkeypatch.setattr(population, "FILE", tmp_path / "missing.json")
     population._load.cache_clear()
-    assert population_of("affinity", LESS) is None
+    assert population_of("affinity", MeasureInfo.from_dict(LESS)) is None
     population._load.cache_clear()
 
 
@@ -224,13 +225,13 @@ def test_a_value_is_placed_among_the_reference_networks(tmp_path, monkeypatch):
     (tmp_path / "reference.json").write_text(json.dumps(content))
     monkeypatch.setattr(population, "FILE", tmp_path / "reference.json")
     population._load.cache_clear()
-    found = population_of("m", LESS)
+    found = population_of("m", MeasureInfo.from_dict(LESS))
     assert found is not None
     assert found.sentence(0.25).startswith("More nonlinear than 70 % of 10 reference networks")
-    assert population_of("m", {**LESS, "version": "2"}) is None
-    assert population_of("m", {**LESS, "options": {"ridge": 1}}) is None
-    assert population_of("m", {**LESS, "more_means": "neither"}) is None
-    assert population_of("other", LESS) is None
+    assert population_of("m", MeasureInfo.from_dict({**LESS, "version": "2"})) is None
+    assert population_of("m", MeasureInfo.from_dict({**LESS, "options": {"ridge": 1}})) is None
+    assert population_of("m", MeasureInfo.from_dict({**LESS, "more_means": "neither"})) is None
+    assert population_of("other", MeasureInfo.from_dict(LESS)) is None
     population._load.cache_clear()
 
 

@@ -9,7 +9,7 @@ from made_scores import scores_of
 
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
-from nlbench.reports.tables import Scores
+from nlbench.reports.tables import MeasureInfo, Scores
 from nlbench.store.run import Run
 
 
@@ -55,7 +55,7 @@ def test_scores_hold_the_numbers_of_the_tidy_table() -> None:
     parts = {"segment": [3, 5], "site": {"relu": 8}}
     records[2] = replace(records[2], result=Result({"value": 8.0}, n=2, parts=parts))
     del records[3]
-    scores = Scores({"": records}, {"r2": {}})
+    scores = Scores({"": records}, {"r2": MeasureInfo()})
     found = {}
     for subject, measure, score in scores.cells():
         for part in (score, *score.places):

@@ -13,7 +13,7 @@ import pandas as pd
 from made_records import make_record
 
 from nlbench.measure import Result, Value
-from nlbench.reports.tables import Scores
+from nlbench.reports.tables import MeasureInfo, Scores
 from nlbench.store.record import Record
 
 
@@ -82,7 +82,8 @@ def scores_of(
 ) -> Scores:
     """The scores of a tidy table."""
     known = measures if isinstance(measures, Mapping) else {name: {} for name in measures}
-    return Scores({"": records_of(table, measures, replicates)}, known)
+    infos = {name: MeasureInfo.from_dict(content) for name, content in known.items()}
+    return Scores({"": records_of(table, measures, replicates)}, infos)
 
 
 def page_script(html: str) -> str:

@@ -11,17 +11,15 @@ from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
 
 from nlbench.measures.linear_algebra import products
-from nlbench.measures.transport import certificate
+from nlbench.measures.transport import assignment
 from nlbench.measures.transport.assignment import (
+    certified_in_single_precision,
     column_potentials,
     coordinate_potentials,
-    optimal_matching,
-    squared_distances,
-)
-from nlbench.measures.transport.certificate import (
-    certified_in_single_precision,
     identity_is_optimal,
     identity_is_swapped,
+    optimal_matching,
+    squared_distances,
 )
 
 
@@ -91,10 +89,10 @@ def test_identity_is_certified_with_minimal_sweeps(cost, sweeps, monkeypatch):
     rows, columns = linear_sum_assignment(cost)
     assert np.trace(cost) == np.asarray(cost)[rows, columns].sum()
     assert certified(cost)
-    monkeypatch.setattr("nlbench.measures.transport.certificate.MAX_SWEEPS", sweeps)
+    monkeypatch.setattr("nlbench.measures.transport.assignment.MAX_SWEEPS", sweeps)
     assert certified(cost)
     if sweeps:
-        monkeypatch.setattr("nlbench.measures.transport.certificate.MAX_SWEEPS", sweeps - 1)
+        monkeypatch.setattr("nlbench.measures.transport.assignment.MAX_SWEEPS", sweeps - 1)
         assert not certified(cost)
 
 
@@ -135,7 +133,7 @@ def test_single_precision_settles_differences_beyond_its_digits(monkeypatch):
     a[1, 1] += 1e-4
     assert certified_in_single_precision(a, b, allowed=1e-15)
     assert not certified_in_single_precision(a, swapped, allowed=1e-15)
-    monkeypatch.setattr(certificate, "MAX_DOUBTFUL_FRACTION", 0.0)
+    monkeypatch.setattr(assignment, "MAX_DOUBTFUL_FRACTION", 0.0)
     assert not certified_in_single_precision(a, b, allowed=1e-15)
 
 
@@ -199,8 +197,8 @@ def test_a_rounding_mode_set_from_outside_is_heeded(monkeypatch):
 @given(st.integers(0, 999), st.integers(2, 20), st.integers(3, 9), st.integers(1, 3))
 def test_projected_points_keep_lengths_and_never_separate(seed, n, d, kept):
     a, b = points(seed, n, d), points(seed + 5000, n, d)
-    given_points = certificate._Points(a, b, a.square().sum(1), b.square().sum(1), (a * b).sum(1))
-    short_a, short_b = certificate._shorten(given_points, kept)
+    given_points = assignment._Points(a, b, a.square().sum(1), b.square().sum(1), (a * b).sum(1))
+    short_a, short_b = assignment._shorten(given_points, kept)
     assert short_a.shape == (n, kept + 1)
     torch.testing.assert_close(short_a.square().sum(1), a.square().sum(1))
     torch.testing.assert_close(short_b.square().sum(1), b.square().sum(1))
@@ -239,7 +237,7 @@ def test_strongest_coordinates_suffice_to_separate_points(monkeypatch):
     widths = []
     multiply = products.outer_products
     monkeypatch.setattr(
-        certificate, "outer_products", lambda a, b: (widths.append(a.shape[1]), multiply(a, b))[1]
+        assignment, "outer_products", lambda a, b: (widths.append(a.shape[1]), multiply(a, b))[1]
     )
     assert certified_in_single_precision(x, y, allowed=1e-12)
     assert widths == [41]

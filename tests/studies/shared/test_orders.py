@@ -8,9 +8,11 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from nlbench.reports.tables import MeasureInfo
 from nlbench.studies.shared.orders import Order, adjusted, compute_order, round_digits
 
-MORE, LESS = {"more_means": "more nonlinear"}, {"more_means": "less nonlinear"}
+MORE = MeasureInfo(more_means="more nonlinear")
+LESS = MeasureInfo(more_means="less nonlinear")
 
 
 def cells(values, statuses="ok"):
@@ -47,7 +49,7 @@ def test_tau_by_hand():
         ([[1, 2]] * 8, MORE, "recovers"),
         ([[1, 2, 3], [3, 2, 1]] * 4, MORE, "can't tell"),
         ([[7, 7, 7], [7, 7, 7 + 1e-12]], MORE, "the same on every rung"),
-        ([[1, 2, 3], [2, 3, 4]], {"more_means": "neither"}, "sees, no direction"),
+        ([[1, 2, 3], [2, 3, 4]], MeasureInfo(), "sees, no direction"),
     ],
 )
 def test_an_order_has_a_word(values, about, word):
