@@ -239,7 +239,7 @@ class _LinearityAccumulator(Accumulator):
         return x.sub_(frame.x).div_(frame.unit), y.sub_(frame.y).div_(frame.unit)
 
     def _update_extremes(self, x: PreparedSamples, y: PreparedSamples) -> None:
-        new = [(low, high) for low, high in (side.values.aminmax(dim=0) for side in (x, y))]
+        new = [x.extremes, y.extremes]
         if self._extremes:
             widths = [tuple(len(low) for low, _ in pairs) for pairs in (new, self._extremes)]
             if widths[0] != widths[1]:
@@ -525,7 +525,8 @@ class Linearity(PooledMeasure):
     Cost
     ----
     One forward pass for all places; O(rows · d²) per place, with 128 d² bytes for each place, or
-    16 d² for each of its folds where d exceeds 1,448.
+    16 d² for each of its folds where d exceeds 1,448: of one place at a time if all samples are in
+    one batch (``sites.batch``), else of all places.
 
     Limits
     ------
