@@ -239,10 +239,7 @@ class _LinearityAccumulator(Accumulator):
         return x.sub_(frame.x).div_(frame.unit), y.sub_(frame.y).div_(frame.unit)
 
     def _update_extremes(self, x: PreparedSamples, y: PreparedSamples) -> None:
-        new: list[tuple[Tensor, Tensor]] = []
-        for side in (x, y):
-            low, high = side.values.aminmax(dim=0)
-            new.append((low, high))
+        new = [x.extremes, y.extremes]
         if self._extremes:
             width = tuple(len(low) for low, _ in new)
             known = tuple(len(low) for low, _ in self._extremes)
@@ -529,7 +526,8 @@ class Linearity(PooledMeasure):
     Cost
     ----
     One forward pass for all places; O(rows · d²) per place, with 128 d² bytes for each place, or
-    16 d² for each of its folds where d exceeds 1,448.
+    16 d² for each of its folds where d exceeds 1,448: of one place at a time if all samples are in
+    one batch (``sites.batch``), else of all places.
 
     Limits
     ------

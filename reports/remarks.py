@@ -12,8 +12,8 @@ from nlbench.parsers import unique
 from .environment import Table
 from .leaderboard import Row, is_training
 from .manifest import settings_of
-from .tables import NamedRun, Scores
-from .text import count, range_noun
+from .tables import Measures, NamedRun, Scores
+from .text import count
 
 _MAX_NAMES_SHOWN = 6
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?![\w])")
@@ -87,10 +87,10 @@ def _merge_texts(texts: Sequence[str]) -> str:
     return _NUMBER.sub(lambda _: next(each), texts[0])
 
 
-def remarks_of(rows: Sequence[Row], measures: Mapping[str, Mapping[str, Any]]) -> list[Remark]:
+def remarks_of(rows: Sequence[Row], measures: Measures) -> list[Remark]:
     """Collect the remarks on a leaderboard's cells and the reasons for missing values."""
     entries = ((row.label, name, row.entries[name]) for row in rows for name in measures)
-    nouns = {name: range_noun(info) for name, info in measures.items()}
+    nouns = {name: info.range_noun for name, info in measures.items()}
     return group_remarks(
         (entry.status, entry.reason.replace(" places", f" {nouns[name]}"), label, name)
         for label, name, entry in entries

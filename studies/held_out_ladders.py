@@ -20,7 +20,7 @@ from .shared.orders import SEEN, Order, orders_by_measure
 
 MEASURES = (
     "affinity", "r2", "cka", "linearity", "elementwise-residual", "nlc", "affine-residual",
-    "geometric-complexity", "absdev", "pieces",
+    "geometric-complexity", "absdev", "pieces", "local-linearity", "rugosity",
 )  # fmt: skip
 PAIRS = 8
 QUICK_PAIRS = 2

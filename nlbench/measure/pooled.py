@@ -80,6 +80,11 @@ class _SiteState:
         self.rows: int | None = None  # Of tokens; None if rows are samples.
         self.missing: tuple[Status, str] | None = None
 
+    def clear(self) -> None:
+        """Release what has been added up."""
+        del self.accumulator
+        self.replicates = None
+
     def set_missing(self, error: Exception) -> None:
         """Record why the site has no value."""
         self.missing = "undefined" if isinstance(error, Undefined) else "failed", str(error)
@@ -132,6 +137,7 @@ class PooledMeasure(Measure):
     def reset(self) -> None:
         """Clear the state of all sites."""
         self._sites: dict[str, _SiteState] = {}
+        self._values: dict[str, Value] = {}
 
     def update(self, observation: SiteBatch) -> None:
         """Add one batch at one site."""
@@ -139,6 +145,13 @@ class PooledMeasure(Measure):
         if place not in self._sites:
             self._sites[place] = _SiteState(self)
         site = self._sites[place]
+        self._add(site, observation)
+        if observation.is_last:
+            self._values[place] = self._value(place, site)
+            # The states of all sites together may not fit into memory.
+            site.clear()
+
+    def _add(self, site: _SiteState, observation: SiteBatch) -> None:
         first = site.count
         site.count += observation.count
         if observation.owners is not None:
@@ -155,7 +168,10 @@ class PooledMeasure(Measure):
 
     def compute(self) -> Result:
         """Return one value per site, in call order."""
-        return Result.of(self._value(place, site) for place, site in self._sites.items())
+        return Result.of(
+            self._values.get(place) or self._value(place, site)
+            for place, site in self._sites.items()
+        )
 
     def _value(self, place: str, site: _SiteState) -> Value:
         if site.missing is None:

@@ -390,15 +390,21 @@ class ModuleInterceptor(ModuleStack):
                 role=place.kind,
             )
         output = super().around(call)
+        y: Side | None = None
         for place in self._ends.get(call.id, ()):
             if place in self._begun:
-                self._end(place, self._begun.pop(place), place.output_of(output))
+                y = self._end(place, self._begun.pop(place), place.output_of(output), y)
         return output
 
-    def _end(self, place: ModulePlace, call: SiteCall, y: Tensor) -> None:
+    def _end(
+        self, place: ModulePlace, call: SiteCall, output: Tensor, y: Side | None
+    ) -> Side | None:
+        """Report a call, and return its output, which places that end with one call share."""
         if call.x is not None:
-            moved = batch_first(y, place.after.batch)
-            call.y = self.policy.capture(moved, place.after.channel, f"{place.name} (output)")
+            if y is None:
+                moved = batch_first(output, place.after.batch)
+                y = self.policy.capture(moved, place.after.channel, f"{place.name} (output)")
+            call.y = y
             rows = len(call.x.reduced), len(call.y.reduced)
             if rows[0] != rows[1]:
                 call.problem = (
@@ -406,3 +412,4 @@ class ModuleInterceptor(ModuleStack):
                     "correspond"
                 )
         self._on_call(call)
+        return y

@@ -140,6 +140,8 @@ class _SplitRows:
         self.first: _Rows = {}
         self.others: _Rows = {}
         self.is_complete = True  # False if there are rows whose sample is unknown
+        # Tensors that several places share, as consecutive blocks do, and their two parts.
+        self._parts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def add(self, observation: SiteBatch) -> None:
         """Add the rows of one place."""
@@ -149,11 +151,18 @@ class _SplitRows:
         if owners is None and len(x) == self._samples:
             owners = torch.arange(self._samples, device=x.device)
         if owners is not None:
-            is_first = owners < 2
-            self.first[observation.place] = x[is_first], y[is_first]
-            self.others[observation.place] = x[~is_first], y[~is_first]
+            _, first_x, other_x = self._split(x, owners < 2)
+            _, first_y, other_y = self._split(y, owners < 2)
+            self.first[observation.place] = first_x, first_y
+            self.others[observation.place] = other_x, other_y
         elif len(x) > 1:  # A single row is the same for all samples.
             self.is_complete = False
+
+    def _split(self, rows: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if id(rows) not in self._parts:
+            # The tensor is kept, so that no other one gets its identity.
+            self._parts[id(rows)] = rows, rows[is_first], rows[~is_first]
+        return self._parts[id(rows)]
 
 
 def _rows_at_sites(model: nn.Module, samples: Tensor, options: Mapping[str, Any]) -> _Rows:
@@ -182,12 +191,20 @@ def unresolved_sites(rows: _Rows, exact: _Rows, others: _Rows) -> list[str]:
     >>> unresolved_sites(rows, exact, {})
     ['sigmoid']
     """
-    names = [name for name in rows if name in exact]
-    return [
-        name
-        for name in names
-        if not all(map(_is_resolved, rows[name], exact[name], others.get(name, rows[name])))
-    ]
+    # Places may share tensors.
+    resolved: dict[tuple[int, ...], bool] = {}
+    unresolved = []
+    for name in rows:
+        if name not in exact:
+            continue
+        for side in zip(rows[name], exact[name], others.get(name, rows[name]), strict=True):
+            key = tuple(map(id, side))
+            if key not in resolved:
+                resolved[key] = _is_resolved(*side)
+            if not resolved[key]:
+                unresolved.append(name)
+                break
+    return unresolved
 
 
 def _is_resolved(values: Tensor, exact: Tensor, others: Tensor) -> bool:
@@ -279,6 +296,10 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
             yield batch.double() if copy is not None and batch.is_floating_point() else batch
             probe_pass.step()
 
+    source = samples.batches(int(options["batch"]))
+    # Samples in memory are split at once.
+    last = len(source) - 1 if isinstance(source, tuple) else None
+
     with BackgroundWorkers(
         updater.update, _bytes, 0, resources.device, lane=updater.lane, threads=threads
     ) as workers:
@@ -286,11 +307,12 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
         def on_observation(observation: SiteBatch) -> None:
             sites.setdefault(observation.place, observation.site)
             rows[observation.place] += len(observation.x)
-            workers.put(_to_host(observation))
+            is_last = observation.batch == last
+            workers.put(_to_host(replace(observation, is_last=is_last)))
 
         count = observe_sites(
             model,
-            batches(samples.batches(int(options["batch"])), workers),
+            batches(source, workers),
             on_observation,
             functions=updater.functions,
             on_unseen=unseen.setdefault,

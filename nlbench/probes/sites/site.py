@@ -185,6 +185,8 @@ class SiteBatch:
     row_order : {"", "contiguous", "interleaved", "reordered"}
         Order of the rows where the batch axis also holds positions; see `row_order`.
         ``reordered`` if the network had reordered the samples. The rows of x and y are in order.
+    is_last : bool
+        True if it is known that no batch of the site follows.
     borrowed : SharedBatch, optional
         Results shared with other measures during a pass.
     """
@@ -201,6 +203,7 @@ class SiteBatch:
     call: CallId | None = field(default=None, repr=False, compare=False)
     batch_axis: int | None = field(default=None, repr=False, compare=False)
     row_order: str = field(default="", repr=False, compare=False)
+    is_last: bool = field(default=False, repr=False, compare=False)
     borrowed: SharedBatch | None = field(default=None, repr=False, compare=False)
     _borrowed_seconds: dict[Callable[[Pair], Any], float] = field(
         default_factory=dict, init=False, repr=False, compare=False

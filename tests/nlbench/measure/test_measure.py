@@ -1,5 +1,7 @@
 import math
 import statistics
+import weakref
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -51,6 +53,48 @@ def test_function_measure_has_mean_and_deviation_over_batches():
     assert value.statistics["std"] == pytest.approx(np.std(scores))
     assert value.n == 32
     assert result.status == "ok"
+
+
+class _Total(Accumulator):
+    alive: ClassVar = weakref.WeakSet()
+
+    def __init__(self):
+        self.sum = 0.0
+        self.alive.add(self)
+
+    def add(self, x, y):
+        self.sum += y.sum().item()
+
+    def statistics(self):
+        return {"value": self.sum}
+
+
+class _Totals(PooledMeasure):
+    def accumulator(self):
+        return _Total()
+
+
+class _MostAlive(_Totals):
+    """Record how many accumulators exist at once."""
+
+    most = 0
+
+    def update(self, observation):
+        super().update(observation)
+        _MostAlive.most = max(_MostAlive.most, len(_Total.alive))
+
+
+@pytest.mark.parametrize(("batch", "most"), [(8, 0), (4, 3)])
+def test_sites_release_state_after_last_batch(batch, most):
+    _MostAlive.most = 0
+    model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh(), torch.nn.ReLU())
+    x = torch.randn(8, 3)
+    settings = {"sites.batch": batch}
+    run = nlbench.evaluate(model, x, [_MostAlive], errors="none", settings=settings)
+    assert _MostAlive.most == most
+    outputs = (x.relu(), x.relu().tanh(), x.relu().tanh())
+    values = [value.statistics["value"] for value in run[_MostAlive.name].values]
+    assert values == pytest.approx([output.sum().item() for output in outputs], rel=1e-5)
 
 
 def test_an_option_reaches_the_function():

@@ -11,6 +11,7 @@ import nlbench
 from nlbench.errors import RequestError, Undefined
 from nlbench.measures.linearity import linearity_statistics
 from nlbench.probes.sites.modules import find_places
+from nlbench.probes.sites.sites_observation import observe_sites
 from nlbench.probes.sites.sites_probe import parse_lengths, parse_places
 
 WIDTH = 6
@@ -91,6 +92,35 @@ def test_spans_stay_inside_one_list():
 
     places = find_places(Two().double(), tokens(2), "spans:2")
     assert [place.name for place in places] == ["first.0..1", "second.0..1"]
+
+
+def test_spans_with_one_end_share_its_stream():
+    model, x = stack(), tokens()
+    sides = {}
+
+    def record(observation):
+        sides[observation.place] = observation.x, observation.y
+
+    observe_sites(model, [x], record, of="spans:1..3")
+    values = streams(model, x)
+    for name, (before, after) in sides.items():
+        first, _, last = name.removeprefix("blocks.").partition("..")
+        first = int(first)
+        last = int(last or first)
+        assert torch.equal(before, values[first].flatten(0, 1))
+        assert torch.equal(after, values[last + 1].flatten(0, 1))
+    assert len({id(after) for _, after in sides.values()}) == len(model.blocks)
+
+
+def test_span_linearity_does_not_depend_on_batches():
+    model, x = stack(), tokens()
+    whole = nlbench.evaluate(model, x, "linearity", settings={"sites.of": "spans:1..3"})
+    settings = {"sites.of": "spans:1..3", "sites.batch": 10}
+    parts = nlbench.evaluate(model, x, "linearity", settings=settings)
+    for value, other in zip(*(run["linearity"].values for run in (whole, parts)), strict=True):
+        assert value.place == other.place
+        assert value.replicates == pytest.approx(other.replicates, rel=1e-9)
+        assert value.statistics == pytest.approx(other.statistics, rel=1e-9)
 
 
 def test_span_linearity_equals_that_of_its_streams():
