@@ -147,7 +147,7 @@ def shorten(value: object, limit: int = 80) -> str:
     return one_line(text, limit)
 
 
-def nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
+def nearest(name: object, names: Iterable[str], prefix: str = "") -> str:
     """Suggest the valid name that is nearest to an unknown one.
 
     The text is ``"; did you mean 'x'?"``, or the list of valid names if none is similar. A prefix,
@@ -163,7 +163,7 @@ def nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
     valid = sorted(names)
     # The time of a comparison is proportional to the product of both lengths.
     by_lower_case = {each.lower(): each for each in valid}
-    close = difflib.get_close_matches(name[:200].lower(), by_lower_case, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name)[:200].lower(), by_lower_case, n=1, cutoff=0.5)
     if close:
         return f"; did you mean '{prefix}{by_lower_case[close[0]]}'?"
     if valid:

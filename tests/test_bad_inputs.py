@@ -111,6 +111,7 @@ REFUSED = [
     (lambda: evaluate((ONES, ONES[:8])), "a batch has 2 arguments, but the model takes 1"),
     (lambda: evaluate([(ONES, ONES[:8, 0])]), "9 samples has labels of shape (8,)"),
     (lambda: evaluate(()), "arguments without a tensor"),
+    (lambda: nlbench.evaluate(mlp(0), ONES, ["r2"], errors=False), "'False'"),
     (lambda: evaluate({}), "arguments without a tensor"),
     (lambda: evaluate({"x": None}), "arguments without a tensor"),
     (lambda: evaluate({"x": [1, 2]}), "arguments without a tensor"),
