@@ -54,6 +54,8 @@ class CapturePolicy:
     positions: PositionSelector = field(default_factory=lambda: PositionSelector(RowPolicy()))
     # Separates samples from positions that share the first axis; if None, they are all rows.
     folded: FoldedRows | None = None
+    # Called with a place to whose positions a padding mask doesn't apply.
+    on_unmasked: Callable[[str], object] = lambda place: None
 
     def capture(self, tensor: Tensor, axis: int, place: str) -> Side:
         """Reduce a batch-first tensor with channels along `axis`."""
@@ -64,6 +66,8 @@ class CapturePolicy:
             tensor, axis, problem = self.folded.unfold(tensor, axis, place)
         if problem and self.positions.policy.takes_any_rows:
             return self.capture_rows(tensor, axis)
+        if self.positions.is_unmasked(tensor, axis):
+            self.on_unmasked(place)
         side = capture(tensor, axis, self.reduction, self.functions, self.positions)
         return replace(side, problem=problem) if problem else side
 

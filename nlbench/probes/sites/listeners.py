@@ -247,6 +247,7 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
     sites: dict[str, Site] = {}
     rows: Counter[str] = Counter()
     undefined: dict[str, str] = {}
+    unmasked: dict[str, None] = {}
     unseen: dict[str, None] = {}
     functions, keys = _declared_functions(listeners)
     threads = measure_threads(resources.device) if resources.threads is None else resources.threads
@@ -319,9 +320,10 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
             functions=functions,
             on_unseen=unseen.setdefault,
             on_undefined=undefined.setdefault,
+            on_unmasked=unmasked.setdefault,
             **arguments,
         )
-    facts = _facts(sites, rows, count, list(unseen), comparison, options)
+    facts = _facts(sites, rows, count, list(unseen), comparison, options, list(unmasked))
     if undefined:
         facts["undefined"] = undefined
     if not sites:
@@ -338,6 +340,7 @@ def _facts(
     unseen: Sequence[str],
     comparison: Float64Comparison,
     options: ProbeOptions,
+    unmasked: Sequence[str],
 ) -> ProbeFacts:
     facts: ProbeFacts = {}
     if comparison.problem:
@@ -361,6 +364,8 @@ def _facts(
     if gated:
         facts["gated"] = gated
         remarks.append(f"gate products are not measured (at {_abbreviate(gated, 2)})")
+    if unmasked:
+        remarks.append(unmasked_remark(unmasked))
     policy = RowPolicy.parse(str(options["rows"]), int(options["skip"]), str(options["of"]))
     if policy.description:
         remarks.append(policy.description)
@@ -383,6 +388,11 @@ def _facts(
     if any(count != samples for count in rows.values()):
         facts["rows"] = dict(rows)
     return facts
+
+
+def unmasked_remark(places: Sequence[str]) -> str:
+    """Return a remark on the places to whose positions a padding mask doesn't apply."""
+    return f"padding counts at {_abbreviate(places)}, to which the padding mask doesn't fit"
 
 
 def _abbreviate(names: Sequence[str], limit: int = 6) -> str:
