@@ -19,7 +19,12 @@ from torch import Tensor, nn
 from nlbench.errors import Undefined
 from nlbench.introspection.attention import SoftmaxInterceptor
 from nlbench.introspection.axes import batch_first, softmax_axis
-from nlbench.introspection.function_calls import FunctionCall, hidden_calls, is_vmapped, tensors_in
+from nlbench.introspection.function_calls import (
+    FunctionCall,
+    hidden_calls,
+    is_transformed,
+    tensors_in,
+)
 from nlbench.introspection.module_stack import (
     CallId,
     HandwrittenCall,
@@ -247,7 +252,9 @@ class CallInterceptor(SiteNames):
             known = self.layouts.channel(x)
             channel = max(x.ndim - 1, 0) if known is None else known
             assumed = known is None
-            if self.policy.positions.policy.takes_any_rows and not (is_vmapped(x) or x.is_nested):
+            if self.policy.positions.policy.takes_any_rows and not (
+                is_transformed(x) or x.is_nested
+            ):
                 problem = ""
                 any_rows = True
             shape = () if x.is_nested else tuple(x.shape[1:])
@@ -270,10 +277,10 @@ class CallInterceptor(SiteNames):
 
     def _axes(self, x: Tensor) -> tuple[int | None, int, bool]:
         """Return the batch axis, the channel axis, and True if the latter is assumed."""
-        if is_vmapped(x):
+        if is_transformed(x):
             raise Undefined(
-                "it is called inside torch.vmap, which hides an axis of its tensors, so the "
-                "samples are unknown"
+                "it is called inside torch.vmap or another transform of torch.func, which hides "
+                "its tensors"
             )
         if self.layouts.is_constant(x) and (x.ndim == 0 or len(x) > 1):
             # The tensor is the same for all samples, and counts as one sample.
