@@ -195,6 +195,8 @@ def _is_resolved(values: Tensor, exact: Tensor, others: Tensor) -> bool:
     if values.shape != exact.shape or len(values) < 2:
         return True
     pooled = torch.cat([values, others]).double()
+    if not bool(pooled.isfinite().all()):
+        return True  # The measures report it.
     rounding = torch.finfo(values.dtype).eps
     varies = _varies(pooled, rounding) | _varies(exact, torch.finfo(exact.dtype).eps)
     if not varies.any():
