@@ -92,7 +92,7 @@ def changed_units(model: nn.Module, vertices: Tensor) -> Tensor:
         model, stars_as_batches, count, reduction="flatten", on_undefined=refuse_undefined
     )
     if not all(changed):
-        raise Undefined("the network has no activations")
+        raise Undefined("the model calls no known activation function")
     return torch.tensor([sum(counts) for counts in changed], dtype=torch.float64)
 
 

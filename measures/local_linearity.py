@@ -125,11 +125,15 @@ def _check_rounding(observation: FunctionBatch, changes: Tensor) -> None:
     dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     narrowest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
     rounding = torch.finfo(narrowest).eps * outputs.double().norm(dim=1).mean().item()
+    precise = observation.precise_outputs(ROUNDING_SAMPLES)
+    if precise is not None:
+        # Parts of the network may compute in a narrower type.
+        errors = outputs.double() - precise.to(outputs.device)
+        rounding = max(rounding, errors.norm(dim=1).mean().item())
     spread = changes.mean().sqrt().item()
     if spread and rounding > MAX_ROUNDING * spread:
-        name = str(narrowest).removeprefix("torch.")
         raise Undefined(
-            f"rounding in {name} is {rounding / spread:.0%} of the output's change in the ball; "
+            f"rounding is {rounding / spread:.0%} of the output's change in the ball; "
             "increase local-linearity.radius, or convert the network to a wider type"
         )
 

@@ -19,7 +19,7 @@ from nlbench.errors import RequestError, nearest, shorten
 from nlbench.execution.machine import describe_machine
 from nlbench.execution.unit_runner import records_of
 from nlbench.introspection.model_output import validated_outputs
-from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
+from nlbench.introspection.model_state import evaluation_mode, preserve_attributes, refuse_lazy
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.introspection.pytree import object_parts
 from nlbench.introspection.random_state import preserve_rng_state
@@ -249,6 +249,7 @@ def _evaluate(
     errors: str,
 ) -> Run:
     """Measure a model, which has a name and a name of its weights."""
+    refuse_lazy(model)
     requested = {key: value for key, value in settings.items() if not callable(value)}
     settings = dict(settings)
     output = OutputChoice(settings.pop("model.output", ""))

@@ -365,8 +365,9 @@ class _SampleCheck:
                 self.dependence = self._describe(samples, together)
         except RemembersOutputs:
             raise
-        except Exception:
-            return
+        except Exception as error:
+            if reason := describe_refusal(error, self._subject.model):
+                raise RequestError(f"the inputs don't fit: {reason}") from error
 
     def _describe(self, samples: Tensor, together: Tensor | None) -> str:
         def rows(samples: Tensor) -> Tensor:

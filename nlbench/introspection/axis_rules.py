@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .function_calls import FunctionCall, is_vmapped
+from .function_calls import FunctionCall, is_transformed
 from .operations import axis_rule
 
 GONE = -1
@@ -84,7 +84,7 @@ WRITES = ("index_add", "index_copy", "index_put", "scatter", "scatter_add", "sca
 
 def has_known_indices(part: list[Any] | Tensor) -> bool:
     """Return True if a part of an index is a list or tensor of integers whose values are known."""
-    is_hidden = isinstance(part, Tensor) and (part.is_meta or is_vmapped(part))
+    is_hidden = isinstance(part, Tensor) and (part.is_meta or is_transformed(part))
     return not is_hidden and _is_row_of_indices(part)
 
 

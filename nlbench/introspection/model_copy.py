@@ -22,9 +22,13 @@ from torch.overrides import TorchFunctionMode
 
 from nlbench.errors import Unobservable, first_line
 
+from .batch_independence import other_samples
 from .function_calls import tensors_in, unobserved_calls
-from .model_state import refuse_unobservable
+from .memory import is_out_of_memory
+from .model_output import validated_outputs
+from .model_state import evaluation_mode, preserve_attributes, refuse_unobservable
 from .pytree import tree_leaves, tree_map
+from .random_state import preserve_rng_state
 from .wrappers import through_wrappers
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -148,13 +152,13 @@ def computing_in(network: Network, mode: FloatTypeMode) -> Network:
     return network
 
 
-def double_copy(model: nn.Module) -> nn.Module:
+def double_copy(model: nn.Module, inputs: Tensor | None = None) -> nn.Module:
     """Copy a model in eval mode so that it computes in float64; see `typed_copy`."""
-    return typed_copy(model, torch.float64)
+    return typed_copy(model, torch.float64, inputs)
 
 
 @through_wrappers
-def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+def typed_copy(model: nn.Module, dtype: torch.dtype, inputs: Tensor | None = None) -> nn.Module:
     """Copy a model in eval mode so that it computes in another dtype.
 
     Parameters, buffers and everything else that the forward method uses are converted: tensors in
@@ -162,6 +166,9 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
     A model on a device without float64 (see `precise_device`) is copied to the CPU, even for
     float32, since its outputs are processed in double precision.
+
+    A copy that doesn't compute what the model does on `inputs` (n, ...) is refused. It may read
+    what the model has kept for another input, in a global dictionary, for example.
 
     Examples
     --------
@@ -185,7 +192,53 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     if dtype == torch.float64:
         # In channels-last format, depthwise convolutions in float64 take four times as long.
         copied = copied.to(memory_format=torch.contiguous_format)
-    return computing_in(copied, FloatTypeMode(own_float_type(model), dtype))
+    copied = computing_in(copied, FloatTypeMode(own_float_type(model), dtype))
+    if inputs is not None:
+        _check_copy(model, copied, dtype, inputs)
+    return copied
+
+
+COARSEST_EPS = 2**-8
+"""Relative rounding of bfloat16, in which parts of a network may compute."""
+NOISE_FACTOR = 16
+"""Difference of a copy's output that is tolerated, in effects of rounding the input so."""
+RELATIVE_TOLERANCE = 2**-5
+"""Difference that is always tolerated, relative to the largest output."""
+
+
+def _check_copy(model: nn.Module, copied: nn.Module, dtype: torch.dtype, inputs: Tensor) -> None:
+    """Raise if a copy doesn't compute what a model does, which has seen another input since."""
+    own = own_float_type(model)
+    device = next((t.device for t in tensors_of(model)), inputs.device)
+    sample = inputs[:1].to(device, own)
+    signs = torch.randint(2, sample.shape, generator=torch.Generator().manual_seed(0))
+    signs = 2 * signs.to(sample) - 1
+
+    def run(network: nn.Module, inputs: Tensor) -> Tensor:
+        return validated_outputs(network(inputs.clone()), 1).detach().double().cpu()
+
+    with evaluation_mode(model), preserve_attributes(model), preserve_rng_state(device):
+        try:
+            expected = run(model, sample)
+            nudged = run(model, sample * (1 + COARSEST_EPS * signs))
+            other = run(model, other_samples(inputs)[0].to(device, own))
+        except Exception:  # Nothing to compare with.
+            return
+        try:
+            output = run(copied, sample.to(precise_device(model, inputs), dtype))
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            reason = f"a copy of it in {str(dtype).removeprefix('torch.')} can't be run"
+            raise Unobservable(f"{reason}: {first_line(error)}") from error
+    scale = torch.maximum(expected.abs(), other.abs()).amax()
+    noise = (nudged - expected).abs().amax()
+    tolerance = RELATIVE_TOLERANCE * scale + NOISE_FACTOR * noise
+    if output.shape != expected.shape or bool(((output - expected).abs() > tolerance).any()):
+        raise Unobservable(
+            "a copy of it doesn't compute the same, for example since it reads what the network "
+            "keeps in a global variable"
+        )
 
 
 _WITHOUT_FLOAT64 = ("mps",)

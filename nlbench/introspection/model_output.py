@@ -67,4 +67,6 @@ def validated_outputs(output: object, samples: int) -> Tensor:
             f"the model returns shape {tuple(tensor.shape)} for {inputs}, expected one output "
             "per input along the first axis"
         )
+    if samples and not tensor.numel():
+        raise Undefined(f"the model returns shape {tuple(tensor.shape)}, which has no numbers")
     return tensor

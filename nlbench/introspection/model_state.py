@@ -316,8 +316,19 @@ def batch_norm_layers(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
 
 
+def refuse_lazy(model: nn.Module) -> None:
+    """Raise if a layer has no weights before its first call."""
+    for name, module in model.named_modules():
+        if any(map(is_lazy, (*module._parameters.values(), *module._buffers.values()))):
+            raise RequestError(
+                f"{name or 'the model'} ({type(module).__name__}) has no weights yet; run the "
+                "model on a batch once, or load its weights"
+            )
+
+
 def refuse_unobservable(model: nn.Module) -> None:
-    """Raise if any part of a model is compiled or scripted, or runs in other threads."""
+    """Raise if any part of a model is compiled, scripted or lazy, or runs in other threads."""
+    refuse_lazy(model)
     for name, module in model.named_modules():
         is_compiled = type(module).__name__ == "OptimizedModule" or (
             getattr(module, "_compiled_call_impl", None) is not None

@@ -105,4 +105,26 @@ def test_rounding_is_no_departure(dtype, radius):
         assert result.summary["value"] < 1e-5
     else:
         assert result.status == "undefined"
-        assert "rounding in" in result.reason
+        assert "rounding" in result.reason
+
+
+class Narrow(nn.Module):
+    """Computes in bfloat16 inside."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.layers(x).float()
+
+
+def test_rounding_inside_a_network_is_undefined():
+    x = torch.randn(32, 6)
+    assert nlbench.evaluate(Narrow(), x, ["local-linearity"])["local-linearity"].status == (
+        "undefined"
+    )
+    layers = Narrow().layers
+    assert nlbench.evaluate(layers, x, ["local-linearity"])["local-linearity"].status == "ok"

@@ -187,3 +187,44 @@ def test_functions_that_share_a_variable_still_do():
     model.act.register_forward_hook(lambda *_: kept["h"] * model.scale)
     x = torch.ones(2, 4)
     assert torch.equal(rebound_copy(model)(x), model(x))
+
+
+NETWORKS = {}
+
+
+def by_global_dictionary():
+    NETWORKS["one"] = Keeping()
+    NETWORKS["one"].act.register_forward_hook(keep_in_dictionary)
+    return NETWORKS["one"]
+
+
+def keep_in_dictionary(module, args, output):
+    NETWORKS["one"].kept = output
+
+
+class Reading(Plain):
+    """Reads a feature of the network in a global dictionary, not of its own."""
+
+    def features(self, h):
+        self.kept = h
+        return NETWORKS["one"].kept
+
+
+def by_reading():
+    NETWORKS["one"] = Reading()
+    return NETWORKS["one"]
+
+
+@pytest.mark.parametrize("is_run", [False, True], ids=["new", "run before"])
+@pytest.mark.parametrize("make", [by_global_dictionary, by_reading])
+def test_a_copy_that_computes_otherwise_is_undefined(plain, make, is_run):
+    model = make().eval()
+    if is_run:
+        model(torch.randn(1, 4))
+    found = results(model)
+    for name in ("density", "absdev", "length-distortion"):
+        assert found[name].status == "undefined", (name, found[name].reason)
+        assert "copy" in found[name].reason
+    assert found["nlc"].summary["value"] == pytest.approx(plain["nlc"].summary["value"], rel=1e-6)
+    x = torch.randn(1, 4)
+    assert torch.equal(model(x), Plain()(x))

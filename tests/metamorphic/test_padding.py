@@ -417,3 +417,36 @@ def test_padding_is_known_by_length_in_any_order(form, way):
         other = run[name]
         assert (other.status, other.n) == (result.status, result.n), (name, other.reason)
         assert other.summary == pytest.approx(result.summary, rel=1e-5, abs=1e-7), name
+
+
+def scores_with_mask(mask):
+    x, _ = ragged_batch(7.0)
+    arguments = nlbench.Arguments(x, mask)
+    run = nlbench.evaluate(Reader(), arguments, ["r2", "substitution"], errors="none")
+    return [record.result for record in run.records]
+
+
+def test_one_mask_of_all_samples_applies_to_each():
+    one = torch.tensor([1, 1, 1, 1, 0, 0])
+    expected = [result.summary for result in scores_with_mask(one.expand(16, 6))]
+    for mask in (one, one[None], one[None, None], one[None].expand(6, 6)):
+        assert [result.summary for result in scores_with_mask(mask)] == expected
+
+
+@pytest.mark.parametrize("shape", [(16, 4), (16, 1, 8), (16, 4, 4), (16, 2, 4, 4)])
+def test_a_mask_of_other_positions_is_remarked(shape):
+    mask = torch.ones(shape)
+    mask[..., 2] = 0
+    for result in scores_with_mask(mask):
+        assert result.status == "ok"
+        assert "act" in result.reason
+        assert "mask" in result.reason
+
+
+@pytest.mark.parametrize("shape", [(15, 6), (16,)])
+def test_a_mask_of_other_samples_is_undefined(shape):
+    mask = torch.ones(shape)
+    mask[-1] = 0
+    for result in scores_with_mask(mask):
+        assert result.status == "undefined"
+        assert "attention_mask" in result.reason

@@ -88,6 +88,10 @@ class FunctionBatch:
         if self.precise is not None:
             self.precise.check(self.inputs, mode, self.limit)
 
+    def precise_outputs(self, count: int) -> Tensor | None:
+        """Return the first outputs in float64; None if the model can't be run in float64."""
+        return None if self.precise is None else self.precise.outputs(self.inputs[:count])
+
 
 class PreciseFunction:
     """A model as a function in float64, copied when it is first needed."""
@@ -97,23 +101,30 @@ class PreciseFunction:
         self._function: Callable[[Tensor], Tensor] | None = None
         self._is_unavailable = False
 
+    def outputs(self, inputs: Tensor) -> Tensor | None:
+        """Return the outputs in float64; None if the model can't be run in float64."""
+        if self._is_unavailable:
+            return None
+        try:
+            with preserve_rng_state(inputs.device), torch.no_grad():
+                if self._function is None:
+                    copy = double_copy(self._model)
+                    self._function = lambda x: _outputs(copy, x).double()
+                return self._function(inputs.to(precise_device(self._model, inputs)).double())
+        except Exception:  # Some models compute in one floating-point type only.
+            self._is_unavailable = True
+            return None
+
     def check(self, inputs: Tensor, mode: DerivativeMode, limit: int | None) -> None:
         """Check the derivative at a few samples; see `check_derivative`."""
-        if self._is_unavailable or not len(inputs):
+        if not len(inputs):
             return
         # A sample takes twice the memory in float64.
         count = CHECKED_SAMPLES if limit is None else max(1, min(CHECKED_SAMPLES, limit // 2))
         samples = inputs[:: -(-len(inputs) // count)].detach()
-        try:
-            with preserve_rng_state(inputs.device):
-                if self._function is None:
-                    copy = double_copy(self._model)
-                    self._function = lambda x: _outputs(copy, x).double()
-                samples = samples.to(precise_device(self._model, samples)).double()
-                self._function(samples)
-        except Exception:  # Some models compute in one floating-point type only.
-            self._is_unavailable = True
+        if self.outputs(samples) is None or self._function is None:
             return
+        samples = samples.to(precise_device(self._model, samples)).double()
         with preserve_rng_state(inputs.device):
             try:
                 check_derivative(self._function, samples, mode=mode)

@@ -335,7 +335,7 @@ class Builder:
         has_nodes = (rows >= 0).any(1)
         if has_nodes.any():
             sets, inverse = _sets(rows[has_nodes])
-            mixed[has_nodes] = self._add(Merge(sets, copies)).reshape(-1, copies)[inverse]
+            mixed[has_nodes] = self._add(Merge(sets, copies)).reshape(len(sets), copies)[inverse]
         return mixed
 
 
@@ -388,8 +388,8 @@ def _rows(nodes: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return the compact tensor, and its entries along the given axes as rows, (m, k)."""
     small = compact(nodes)
     last = small.movedim(list(axes), list(range(-len(axes), 0))) if axes else small[..., None]
-    count = torch.Size([small.shape[axis] for axis in axes]).numel()
-    return small, last.reshape(-1, count)
+    # Unlike a reshape to (-1, k), this holds for k = 0.
+    return small, last.flatten(-max(1, len(axes)))[None].flatten(0, -2)
 
 
 def _sets(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -98,6 +98,8 @@ def paths_of(model: nn.Module, samples: Subject, options: ProbeOptions) -> Tenso
     number, kind = int(options["number"]), str(options["paths"])
     anchors, radius = int(options["anchors"]), float(options["radius"])
     seed = int(options["seed"])
+    if len(samples.inputs) < 2 and kind in ("pairs", "random"):
+        raise Undefined(f"n = {len(samples.inputs)}: at least 2 samples are needed")
     LINES.check(len(samples.inputs), options)
     _check_size(samples.inputs, options)
     if kind == "pairs":

@@ -178,7 +178,7 @@ def integrate_along(
     >>> [round(float(s.above + s.below), 6) for s in integrate_along(torch.nn.Tanh(), x, -x)]
     [0.052984, 0.052984]
     """
-    network = double_copy(model)
+    network = double_copy(model, torch.stack([starts[0], ends[0]]) if len(starts) else None)
     device = precise_device(network, starts)
     starts = starts.detach().to(device).double()
     ends = ends.detach().to(device).double()
@@ -214,7 +214,7 @@ class BatchedNetwork:
         64
         """
         alone = run_alone(network, examples)
-        with torch.inference_mode():
+        with torch.no_grad():
             sample_bytes = bytes_per_sample(network, examples[:1])
         needs = PointMemory(sample_bytes, sample_bytes, 0, 0)
         _, size = share_out(needs, examples.device, memory, MAX_BATCH_SIZE)
@@ -254,10 +254,10 @@ class BatchedNetwork:
         outputs = []
         for batch in torch.split(inputs, size):
             try:
-                with torch.inference_mode():
+                with torch.no_grad():
                     # The network may modify its input in place.
                     output = self.network(batch.clone())
-                    outputs.append(output.reshape(len(batch), -1))
+                    outputs.append(output.detach().reshape(len(batch), -1))
             except (RuntimeError, TypeError, IndexError, ValueError) as error:
                 if is_out_of_memory(error):
                     raise

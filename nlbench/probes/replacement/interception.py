@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 from nlbench.introspection.axes import batch_first, softmax_axis
-from nlbench.introspection.function_calls import FunctionCall, tensors_in
+from nlbench.introspection.function_calls import FunctionCall, is_transformed, tensors_in
 from nlbench.introspection.model_state import refuse_unobservable
 from nlbench.introspection.module_stack import CallId, ModuleCall, ModuleStack
 from nlbench.introspection.wrappers import through_wrappers
@@ -133,7 +133,7 @@ def with_first_tensor(output: Any, tensor: Tensor) -> Any:
 
 def shares_memory(first: Tensor, second: Tensor) -> bool:
     """Return True if two tensors are views of the same memory."""
-    if first.layout != torch.strided or second.layout != torch.strided:
+    if any(t.layout != torch.strided or is_transformed(t) for t in (first, second)):
         return first is second
     return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
 

@@ -23,6 +23,7 @@ from nlbench.introspection.precision import exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.parsers import unique
 from nlbench.probes.probe import OnStep, ProbeFacts, ProbePass
+from nlbench.probes.sites.listeners import unmasked_remark
 from nlbench.probes.sites.rows import PositionSelector, trimmed_mask
 from nlbench.probes.sites.sites_probe import RowPolicy
 
@@ -162,6 +163,7 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
         size = min(size, 2 * memory_limit)
     undefined: dict[str, str] = {}
     places = _find_places(model, first, of, str(options["select"]), unseen, undefined)
+    unmasked: dict[str, None] = {}
     with exact_by_default(), evaluation_mode(model), without_fast_path():
         prefix = SharedPrefix(model, places, first)
         memory = usable_memory(device, resources.memory)
@@ -184,7 +186,14 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
             indices = itertools.count()
             for half in (0, 1) if options["crossed"] else (0,):
                 fitted = (inputs for inputs, _ in _halves(samples, size, half, device, step))
-                fits = fit_places(model, group, fitted, full_channels=full_channels, degree=degree)
+                fits = fit_places(
+                    model,
+                    group,
+                    fitted,
+                    full_channels=full_channels,
+                    degree=degree,
+                    on_unmasked=unmasked.setdefault,
+                )
                 reasons += (
                     _missing_map_reason(names[0], place, fits[place.name]) for place in group
                 )
@@ -220,6 +229,8 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
     if unseen:
         facts["unseen"] = list(unseen)
         remarks.append(f"activations not captured: {', '.join(list(unseen)[:6])}")
+    if unmasked:
+        remarks.append(unmasked_remark(list(unmasked)))
     if remark := "; ".join(filter(None, remarks)):
         facts["remark"] = remark
     return facts
@@ -383,11 +394,14 @@ def fit_places(
     *,
     full_channels: int | None = 0,
     degree: int = 1,
+    on_unmasked: Callable[[str], object] = lambda place: None,
 ) -> dict[str, AffineFit]:
     """Accumulate the moments of places over all positions except padding.
 
     A full map is fitted to places of at most `full_channels` channels, None for all, and
-    polynomials per channel up to a degree. Raise Undefined if a batch doesn't call every place.
+    polynomials per channel up to a degree. `on_unmasked` is called with the name of each place to
+    whose positions a padding mask doesn't apply. Raise Undefined if a batch doesn't call every
+    place.
     """
     starting: dict[CallId, list[ReplaceableCall]] = defaultdict(list)
     ending: dict[CallId, list[ReplaceableCall]] = defaultdict(list)
@@ -413,6 +427,9 @@ def fit_places(
             index = None
             if axis and len(x) == selector.samples:
                 selected = selector.select(x, axis)
+                if selector.is_unmasked(x, axis):
+                    for place in starts:
+                        on_unmasked(place.name)
                 index = None if selected is None else selected.index
             elif selector.outermost is not None and starts[0].batch_axis is not None:
                 raise Undefined(f"which rows of {starts[0].name} hold padding is unknown")

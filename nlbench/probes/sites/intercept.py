@@ -19,7 +19,12 @@ from torch import Tensor, nn
 from nlbench.errors import Undefined
 from nlbench.introspection.attention import SoftmaxInterceptor
 from nlbench.introspection.axes import batch_first, softmax_axis
-from nlbench.introspection.function_calls import FunctionCall, hidden_calls, is_vmapped, tensors_in
+from nlbench.introspection.function_calls import (
+    FunctionCall,
+    hidden_calls,
+    is_transformed,
+    tensors_in,
+)
 from nlbench.introspection.module_stack import (
     CallId,
     HandwrittenCall,
@@ -54,6 +59,8 @@ class CapturePolicy:
     positions: PositionSelector = field(default_factory=lambda: PositionSelector(RowPolicy()))
     # Separates samples from positions that share the first axis; if None, they are all rows.
     folded: FoldedRows | None = None
+    # Called with a place to whose positions a padding mask doesn't apply.
+    on_unmasked: Callable[[str], object] = lambda place: None
 
     def capture(self, tensor: Tensor, axis: int, place: str) -> Side:
         """Reduce a batch-first tensor with channels along `axis`."""
@@ -64,6 +71,8 @@ class CapturePolicy:
             tensor, axis, problem = self.folded.unfold(tensor, axis, place)
         if problem and self.positions.policy.takes_any_rows:
             return self.capture_rows(tensor, axis)
+        if self.positions.is_unmasked(tensor, axis):
+            self.on_unmasked(place)
         side = capture(tensor, axis, self.reduction, self.functions, self.positions)
         return replace(side, problem=problem) if problem else side
 
@@ -243,7 +252,9 @@ class CallInterceptor(SiteNames):
             known = self.layouts.channel(x)
             channel = max(x.ndim - 1, 0) if known is None else known
             assumed = known is None
-            if self.policy.positions.policy.takes_any_rows and not (is_vmapped(x) or x.is_nested):
+            if self.policy.positions.policy.takes_any_rows and not (
+                is_transformed(x) or x.is_nested
+            ):
                 problem = ""
                 any_rows = True
             shape = () if x.is_nested else tuple(x.shape[1:])
@@ -266,10 +277,10 @@ class CallInterceptor(SiteNames):
 
     def _axes(self, x: Tensor) -> tuple[int | None, int, bool]:
         """Return the batch axis, the channel axis, and True if the latter is assumed."""
-        if is_vmapped(x):
+        if is_transformed(x):
             raise Undefined(
-                "it is called inside torch.vmap, which hides an axis of its tensors, so the "
-                "samples are unknown"
+                "it is called inside torch.vmap or another transform of torch.func, which hides "
+                "its tensors"
             )
         if self.layouts.is_constant(x) and (x.ndim == 0 or len(x) > 1):
             # The tensor is the same for all samples, and counts as one sample.

@@ -212,6 +212,8 @@ def _is_resolved(values: Tensor, exact: Tensor, others: Tensor) -> bool:
     if values.shape != exact.shape or len(values) < 2:
         return True
     pooled = torch.cat([values, others]).double()
+    if not bool(pooled.isfinite().all()):
+        return True  # The measures report it.
     rounding = torch.finfo(values.dtype).eps
     varies = _varies(pooled, rounding) | _varies(exact, torch.finfo(exact.dtype).eps)
     if not varies.any():
@@ -264,6 +266,7 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
     sites: dict[str, Site] = {}
     rows: Counter[str] = Counter()
     undefined: dict[str, str] = {}
+    unmasked: dict[str, None] = {}
     unseen: dict[str, None] = {}
     threads = measure_threads(resources.device) if resources.threads is None else resources.threads
     if not all(getattr(listener, "independent_sites", False) for listener in listeners):
@@ -317,9 +320,10 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
             functions=updater.functions,
             on_unseen=unseen.setdefault,
             on_undefined=undefined.setdefault,
+            on_unmasked=unmasked.setdefault,
             **arguments,
         )
-    facts = _facts(sites, rows, count, list(unseen), comparison, options)
+    facts = _facts(sites, rows, count, list(unseen), comparison, options, list(unmasked))
     if undefined:
         facts["undefined"] = undefined
     if not sites:
@@ -370,6 +374,7 @@ def _facts(
     unseen: Sequence[str],
     comparison: Float64Comparison,
     options: ProbeOptions,
+    unmasked: Sequence[str],
 ) -> ProbeFacts:
     facts: ProbeFacts = {}
     if comparison.problem:
@@ -393,6 +398,8 @@ def _facts(
     if gated:
         facts["gated"] = gated
         remarks.append(f"gate products are not measured (at {_abbreviate(gated, 2)})")
+    if unmasked:
+        remarks.append(unmasked_remark(unmasked))
     policy = RowPolicy.parse(str(options["rows"]), int(options["skip"]), str(options["of"]))
     if policy.description:
         remarks.append(policy.description)
@@ -415,6 +422,11 @@ def _facts(
     if any(count != samples for count in rows.values()):
         facts["rows"] = dict(rows)
     return facts
+
+
+def unmasked_remark(places: Sequence[str]) -> str:
+    """Return a remark on the places to whose positions a padding mask doesn't apply."""
+    return f"padding counts at {_abbreviate(places)}, to which the padding mask doesn't fit"
 
 
 def _abbreviate(names: Sequence[str], limit: int = 6) -> str:

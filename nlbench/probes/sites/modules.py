@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.axes import Layouts, batch_first
-from nlbench.introspection.function_calls import FunctionCall, is_vmapped, unobserved_calls
+from nlbench.introspection.function_calls import FunctionCall, is_transformed, unobserved_calls
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
 from nlbench.introspection.module_stack import CallId, ModuleCall, ModuleStack
 from nlbench.introspection.wrappers import through_wrappers
@@ -330,8 +330,8 @@ class _CallRecorder(ModuleStack):
 
     def axes(self, tensor: Tensor) -> Axes | None:
         """Return the axes of a tensor; None if it has no batch axis."""
-        # Inside torch.vmap an axis is hidden, maybe that of the samples.
-        if tensor.ndim < 2 or is_vmapped(tensor) or self.layouts.is_constant(tensor):
+        # Inside torch.func.vmap an axis is hidden, maybe that of the samples.
+        if tensor.ndim < 2 or is_transformed(tensor) or self.layouts.is_constant(tensor):
             return None
         try:
             batch, channel, assumed = self.layouts.of(tensor)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 from nlbench.introspection.batch_independence import row_order
-from nlbench.introspection.function_calls import unobserved_calls
+from nlbench.introspection.function_calls import tensors_in, unobserved_calls
 
 from .sites_probe import RowPolicy
 
@@ -88,10 +88,16 @@ class PositionSelector:
             for module in model.modules():
                 names = _mask_names(module)
                 if names:
-                    self._hook(module, names, stack)
+                    self._hook(module, names, stack, module is model)
             yield
 
-    def _hook(self, module: nn.Module, names: Mapping[str, int | None], stack: ExitStack) -> None:
+    def _hook(
+        self,
+        module: nn.Module,
+        names: Mapping[str, int | None],
+        stack: ExitStack,
+        is_model: bool,
+    ) -> None:
         pushed: list[bool] = []
         thread = threading.get_ident()
 
@@ -102,7 +108,7 @@ class PositionSelector:
             if threading.get_ident() != thread or kwargs is None:
                 return
             with unobserved_calls():
-                mask = self._mask(names, args, kwargs)
+                mask = self._mask(names, args, kwargs, is_model)
                 pushed.append(mask is not None)
                 if mask is not None:
                     if self.outermost is None:
@@ -117,17 +123,26 @@ class PositionSelector:
         stack.callback(module.register_forward_hook(leave, always_call=True).remove)
 
     def _mask(
-        self, names: Mapping[str, int | None], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        names: Mapping[str, int | None],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        is_model: bool = False,
     ) -> Tensor | None:
+        """Return True for the tokens (n, t) that a mask marks; None if there is no padding."""
         for name, position in names.items():
             value = kwargs.get(name)
             if value is None and position is not None and position < len(args):
                 value = args[position]
             if name in _LENGTHS:
                 value = _mask_of_lengths(value, [*args, *kwargs.values()], self.samples)
-            if not isinstance(value, Tensor) or value.ndim not in (2, 3, 4) or not value.numel():
+            if not isinstance(value, Tensor) or value.ndim not in (1, 2, 3, 4) or not value.numel():
                 continue
-            if len(value) != self.samples or (name in _UNCLEAR and self._masks):
+            if name in _UNCLEAR and self._masks:
+                continue
+            value = _with_samples(value, self.samples)
+            # Inside a network, a mask may be of windows, or of samples and heads.
+            if not is_model and (value.ndim == 1 or len(value) != self.samples):
                 continue
             is_token = value if name in _LENGTHS else _allowed(value, name)
             is_token = is_token.any(1) if is_token.ndim == 4 else is_token
@@ -135,14 +150,26 @@ class PositionSelector:
                 is_token = is_token.mT if is_token.shape[2] == 1 else is_token
                 is_single = is_token.shape[1] == 1
                 is_token = is_token[:, 0] if is_single else _attended_positions(is_token)
-            elif _is_causal(is_token):
+            elif is_token.ndim == 2 and _is_causal(is_token):
                 continue
             if bool(is_token.any()) and not bool(is_token.all()):
                 if name in _UNCLEAR:
                     raise Undefined(f"'{name}' may mark tokens or padding; {_FORMS}")
+                if is_token.ndim == 1 or len(is_token) != self.samples:
+                    others = [t for t in tensors_in((args, kwargs)) if t.ndim > 1]
+                    if sum(len(t) == len(value) for t in others) > 1:
+                        return None  # The network runs on some of the samples.
+                    shape = tuple(value.shape)
+                    raise Undefined(f"'{name}' has shape {shape}, expected one row per sample")
                 return is_token
             return None
         return None
+
+    def is_unmasked(self, tensor: Tensor, axis: int) -> bool:
+        """Return True if there is a padding mask, but not for as many positions as a tensor has."""
+        sizes = [size for index, size in enumerate(tensor.shape) if index not in (0, axis)]
+        mask = self._masks[-1] if self._masks else None
+        return mask is not None and math.prod(sizes) > 1 and trimmed_mask(mask, sizes) is None
 
     def select(self, tensor: Tensor, axis: int) -> SelectedPositions | None:
         """Select positions of a tensor.
@@ -329,6 +356,20 @@ def _mask_of_lengths(lengths: object, arguments: Sequence[object], samples: int)
     if not sizes or int(lengths.min()) < 1:
         return None
     return torch.arange(sizes[0], device=lengths.device) < lengths[:, None]
+
+
+def _with_samples(mask: Tensor, samples: int) -> Tensor:
+    """Return a mask with an axis of samples, if it is one for all of them: (t,), (t, t) or (1, …).
+
+    Examples
+    --------
+    >>> _with_samples(torch.ones(4), 2).shape, _with_samples(torch.ones(4, 4), 2).shape
+    (torch.Size([2, 4]), torch.Size([2, 4, 4]))
+    """
+    is_pairs = mask.ndim == 2 and mask.shape[0] == mask.shape[1] != samples
+    if is_pairs or (mask.ndim == 1 and len(mask) != samples):
+        mask = mask[None]
+    return mask.expand(samples, *mask.shape[1:]) if len(mask) == 1 else mask
 
 
 def trimmed_mask(mask: Tensor, sizes: Sequence[int]) -> Tensor | None:

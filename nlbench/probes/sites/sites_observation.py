@@ -203,6 +203,7 @@ def observe_sites(
     on_unseen: Callable[[str], None] = lambda description: None,
     on_undefined: Callable[[str, str], object] = lambda place, reason: None,
     on_site: Callable[[Site], object] = lambda site: None,
+    on_unmasked: Callable[[str], object] = lambda place: None,
 ) -> int:
     """Run a model over batches and report every activation call.
 
@@ -244,6 +245,8 @@ def observe_sites(
         Called with the site's name and the reason for each batch that can't be measured.
     on_site : callable, optional
         Called with each selected site in the first batch, also if it can't be measured.
+    on_unmasked : callable, optional
+        Called with the name of each place to whose positions a padding mask doesn't apply.
 
     Returns
     -------
@@ -274,7 +277,13 @@ def observe_sites(
     folded = None if positions.policy.nodes else FoldedRows()
     site_pass = _SitePass(Selection.parse(select), on_observation, on_undefined, on_site, folded)
     policy = CapturePolicy(
-        reduction, functions or {}, attention, site_pass.may_select, positions, folded
+        reduction,
+        functions or {},
+        attention,
+        site_pass.may_select,
+        positions,
+        folded,
+        on_unmasked,
     )
 
     def make_interceptor(policy: CapturePolicy, on_call: Callable[[SiteCall], None]) -> Interceptor:

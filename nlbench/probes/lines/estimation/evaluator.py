@@ -48,9 +48,9 @@ class Evaluator:
     def __init__(
         self, model: nn.Module, dtype: torch.dtype, first: Segment, memory: int | None
     ) -> None:
-        self.network = typed_copy(model, dtype)
-        self.dtype = dtype
         ends = torch.stack(first).to(dtype)
+        self.network = typed_copy(model, dtype, ends)
+        self.dtype = dtype
         self.device = ends.device
         self.piecewise = record_pieces(self.network, ends[:1])
         on_gpu = self.device.type == "cuda"

@@ -73,7 +73,7 @@ def record_network(
     model: nn.Module, points: Tensor, dtype: torch.dtype, memory: int | None
 ) -> RecordedNetwork:
     """Copy and record a network, check the program, and keep it for later calls."""
-    network = typed_copy(model, dtype)
+    network = typed_copy(model, dtype, points)
     state = _ModelState(model)
     state.keep_copies()
     with LiveBytes() as live:

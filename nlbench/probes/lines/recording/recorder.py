@@ -103,6 +103,10 @@ def untraceable_reason(model: nn.Module, example: Tensor) -> str:
     return ""
 
 
+_NO_GRADIENT = "does not require grad"
+"""What PyTorch's message contains if a gradient is computed in inference mode."""
+
+
 def run_once(
     network: nn.Module,
     example: Tensor,
@@ -114,12 +118,15 @@ def run_once(
     `on_output` is called with the output before it is validated.
     """
     try:
-        with torch.inference_mode(), context:
+        with torch.no_grad(), context:
             output = network(example)
     except NlbenchError:
         raise
     except (RuntimeError, TypeError, IndexError, ValueError, AssertionError) as error:
         reason = first_line(error)
+        if _NO_GRADIENT in reason:
+            why = "the network computes a derivative in its forward pass"
+            raise UnsupportedOperation("grad", "the network", why) from error
         raise RequestError(
             f"the network can't be run on one input of shape {tuple(example.shape)}: {reason}"
         ) from error
@@ -200,7 +207,8 @@ class Recorder(DispatchMode):
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record the dispatched operations and the modules that call them."""
-        with self._names.hooked(), self._names, self:
+        # In this mode, operations such as convolutions are dispatched under their own names.
+        with torch.inference_mode(), self._names.hooked(), self._names, self:
             yield
 
     @property
@@ -320,6 +328,8 @@ class Recorder(DispatchMode):
             raise self._refusal(name, "it reads a sparse tensor")
         if known(name).takes in ("number", "truth", "values"):
             raise self._refusal(name, "the computation depends on the values of the input")
+        if not all(a.numel() for a in traced):
+            raise self._refusal(name, "it takes a tensor without entries")
         numbers = {id(a): Input(i) for i, a in enumerate(traced)}
         spec, spec_kwargs = tree_map(lambda a: numbers.get(id(a), a), (args, kwargs))
         if _ignores_values(name, spec):

@@ -176,9 +176,10 @@ def test_first_segments_of_a_long_path_are_drawn():
     assert facts["drawing"]["lengths"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_random_paths_need_two_samples_for_their_statistics():
-    with pytest.raises(RequestError):
-        run_pass(nn.ReLU(), torch.rand(1, 5), lines(paths="random", number=3))
+@pytest.mark.parametrize("paths", ["random", "pairs"])
+def test_one_sample_has_no_lines(paths):
+    with pytest.raises(Undefined):
+        run_pass(nn.ReLU(), torch.rand(1, 5), lines(paths=paths, number=3))
 
 
 def test_transformer_has_a_deviation_and_no_density():
