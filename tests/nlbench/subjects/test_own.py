@@ -172,6 +172,16 @@ def test_arguments_without_a_plain_default_are_literals(folder):
     assert (network.act, network.sizes) == ("None", [3, 4])
 
 
+@pytest.mark.parametrize("kind", ["double", "bfloat16"])
+def test_samples_have_the_networks_precision(folder, kind):
+    layers = "nn.Flatten(), nn.Linear(3072, 8), nn.ReLU(), nn.Linear(8, 10)"
+    write(folder / "my_net.py", f"from torch import nn\nnet = nn.Sequential({layers}).{kind}()\n")
+    request = Request("sparsity,absdev,nlc", ["my_net.py:net"], "digits", samples=16)
+    run = nlbench.run(request, folder / "run")
+    assert "failed" not in {record.result.status for record in run.records}
+    assert run.records[0].result.status == "ok"
+
+
 TYPED = """
 from __future__ import annotations
 from dataclasses import dataclass
