@@ -371,9 +371,11 @@ class _SampleCheck:
     def _check_order(self) -> None:
         """Raise if the model takes no few samples, and the order of all of them matters."""
         subject = self._subject
-        is_unread = subject.stream is not None and not subject.stream.samples
-        samples = subject.stream.head(HEAD_SAMPLES) if is_unread else subject.inputs
-        inputs = samples.to(self._device)
+        stream = subject.stream
+        inputs = subject.inputs
+        if stream is not None and not stream.samples:
+            inputs = stream.head(HEAD_SAMPLES)
+        inputs = inputs.to(self._device)
 
         def rows(samples: Tensor) -> Tensor:
             with _checked(self._subject.model, self._device, self._changes):

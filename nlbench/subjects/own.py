@@ -428,19 +428,21 @@ def _typed(value: OptionValue | str, kind: Any, label: str) -> Any:
     if kind in _PLAIN:
         return Option(kind()).parse(value, label)
     literal = _literal(value) if isinstance(value, str) else value
-    if not is_dataclass(kind):
+    has_fields = is_dataclass(kind)
+    if not has_fields:
         return literal
     if not isinstance(literal, dict):
         raise wrong
     try:
-        return kind(**literal)  # type: ignore[operator]
+        return kind(**literal)
     except TypeError as error:
         raise RequestError(f"{label}: {first_line(error)}") from error
 
 
 def _kind_text(kind: Any) -> str:
-    if is_dataclass(kind):
-        return f"a dictionary, the fields of {kind.__name__}"  # type: ignore[union-attr]
+    has_fields = is_dataclass(kind)
+    if has_fields:
+        return f"a dictionary, the fields of {kind.__name__}"
     return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
 
 
