@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
-from nlbench.errors import RequestError, nearest, shorten
+from nlbench.errors import RequestError, first_line, nearest, shorten
 from nlbench.execution.machine import describe_machine
 from nlbench.execution.unit_runner import records_of
+from nlbench.introspection.batch_independence import DEPENDS_ON_ORDER
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes, refuse_lazy
 from nlbench.introspection.precision import exact_arithmetic
@@ -37,7 +38,7 @@ from nlbench.serialization.fields import to_plain
 from nlbench.serialization.hashing import content_key, state_hash, tensor_hash
 from nlbench.settings import resolve_settings
 from nlbench.store.manifest import Manifest, make_manifest
-from nlbench.store.record import RecordedMeasure, RecordedProbe
+from nlbench.store.record import Record, RecordedMeasure, RecordedProbe
 from nlbench.store.run import Run
 from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.inputs import (
@@ -256,7 +257,32 @@ def _evaluate(
     probe_options = resolve_settings(measures, settings).probes.items()
     stored = max(load_probe(name).stored_samples(options) for name, options in probe_options)
     samples = _read_samples(model, inputs, labels, stored)
+    arguments = measures, samples, settings, requested, output, monitor, errors
     is_divisible = _is_divisible(model, samples, output)
+    run = _measure(model, name, *arguments, is_divisible=is_divisible)
+    if is_divisible and samples.stream is None and any(map(_depends_on_order, run.records)):
+        return _measure(model, name, *arguments, is_divisible=False)
+    return run
+
+
+def _depends_on_order(record: Record) -> bool:
+    return DEPENDS_ON_ORDER in record.result.reason
+
+
+def _measure(
+    model: nn.Module,
+    name: tuple[str, str],
+    measures: Sequence[type[Measure]],
+    samples: _Samples,
+    settings: dict[str, Any],
+    requested: dict[str, Any],
+    output: OutputChoice,
+    monitor: ProgressMonitor,
+    errors: str,
+    *,
+    is_divisible: bool,
+) -> Run:
+    """Measure a model on samples, which keep their order unless they are divisible."""
     if is_divisible:
         samples = samples.in_random_order()
     stream = samples.stream
@@ -276,9 +302,8 @@ def _evaluate(
     )
     if stream is not None and not is_divisible:
         raise RequestError(
-            "inputs: the samples of a batch depend on each other through arguments without "
-            "samples or images of different sizes; pass one batch, as nlbench.Arguments, instead "
-            "of a loader"
+            "inputs: the samples of a batch depend on each other, as nodes of a graph or images of "
+            "different sizes do; pass one batch, as nlbench.Arguments, instead of a loader"
         )
     subject = Subject(
         model,
@@ -427,6 +452,17 @@ def _is_divisible(model: nn.Module, samples: _Samples, output: OutputChoice) -> 
     return all(torch.allclose(alone, together, 1e-4, 1e-6) for alone, together in pairs)
 
 
+def _collate(items: list[Any]) -> Any:
+    """Return PyTorch's batch of items."""
+    try:
+        return default_collate(items)
+    except (TypeError, RuntimeError) as error:
+        raise RequestError(
+            f"inputs: items of the dataset don't form batches: {first_line(error)}; pass a "
+            "DataLoader with a collate_fn"
+        ) from error
+
+
 def _as_labels(labels: object) -> Tensor | bool | str | None:
     """Return labels as a tensor, unless they say where a loader's labels are."""
     if labels is None or isinstance(labels, Tensor | bool | str):
@@ -460,7 +496,7 @@ def _read_samples(
         assert reader.arguments is not None
         return _Samples(tensor, read_labels, None, reader.arguments)
     if isinstance(inputs, TorchDataset):
-        inputs = DataLoader(inputs, batch_size=LOADER_BATCH)
+        inputs = DataLoader(inputs, batch_size=LOADER_BATCH, collate_fn=_collate)
     is_invalid = isinstance(inputs, str | bytes) or hasattr(inputs, "__array__")
     if is_invalid or not isinstance(inputs, Iterable):
         raise input_error(inputs)

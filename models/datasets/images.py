@@ -13,6 +13,7 @@ from typing import Any
 from nlbench.citation import Source
 from nlbench.errors import RequestError
 from nlbench.options import Option
+from nlbench.serialization.files import check_is_file
 from nlbench.subjects.data import Dataset, Preprocessing, dataset
 
 FOLDER = Option("", "folder that holds the files; default: a subfolder of NLBENCH_DATA")
@@ -200,12 +201,15 @@ def _common_side(find: Callable[[], LabelledFiles]) -> int | None:
     """Return the side of the images if all compared ones are squares of one small size."""
     from PIL import Image
 
+    from .items import image_errors
+
     sizes = set()
     # What can't be listed or read is reported when the images are read.
     with contextlib.suppress(RequestError, OSError):
         files = find()
         for path, _ in files[:: -(-len(files) // COMPARED_FILES)]:
-            with Image.open(path) as image:
+            check_is_file(Path(path))
+            with image_errors(path), Image.open(path) as image:
                 sizes.add(image.size)
     if len(sizes) != 1:
         return None

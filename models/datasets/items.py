@@ -156,7 +156,7 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
 def check_image(path: str | os.PathLike[str]) -> None:
     """Check an image file for damage, decoding it only if its format requires it."""
     check_is_file(Path(path), MAX_FILE_BYTES)
-    with _image_errors(path), Image.open(path) as image:
+    with image_errors(path), Image.open(path) as image:
         if image.format == "PNG":
             image.verify()
         elif image.format != "JPEG" or not _trailer_contains(path, b"\xff\xd9"):
@@ -171,7 +171,7 @@ def _trailer_contains(path: str | os.PathLike[str], marker: bytes) -> bool:
 
 
 @contextmanager
-def _image_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+def image_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Convert errors from reading an image to `nlbench.RequestError` with its path."""
     try:
         yield
@@ -193,7 +193,7 @@ def read_image(
     """
     # Reading a pipe or a device might never end.
     check_is_file(Path(path), MAX_FILE_BYTES)
-    with _image_errors(path), Image.open(path) as file:
+    with image_errors(path), Image.open(path) as file:
         image = _to_rgb(ImageOps.exif_transpose(file) if exif else file)
     image = image.convert("L") if channels == 1 else image
     from torchvision.transforms import InterpolationMode

@@ -18,18 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import PluginError, RequestError, Undefined, error_text, first_line, message_of
-from nlbench.introspection import pytree
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.batch_independence import (
+    DEPENDS_ON_ORDER,
     MAX_GROUP_SIZE,
     RemembersOutputs,
     check_memory,
+    depends_on_order,
     describe_outputs,
     other_samples,
+    spread,
 )
 from nlbench.introspection.memory import is_out_of_memory, release_freed_memory, synchronize
 from nlbench.introspection.model_copy import cpu_copy
-from nlbench.introspection.model_output import validated_outputs
+from nlbench.introspection.model_output import output_rows
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
 from nlbench.introspection.precision import without_autocast
 from nlbench.introspection.process_state import Changes, restored_thread_state
@@ -44,7 +46,7 @@ from nlbench.probes import OnStep, ProbeFacts, ProbeOptions, ProbePass, Resource
 from nlbench.probes.probe import NothingObserved, load_probe
 from nlbench.progress import ProgressMonitor
 from nlbench.signals import raise_interruption
-from nlbench.subjects.samples import DrawnBatches
+from nlbench.subjects.samples import HEAD_SAMPLES, DrawnBatches
 from nlbench.subjects.subject import Subject
 
 _FORWARD = "in _call_impl"
@@ -351,42 +353,46 @@ class _SampleCheck:
     def __call__(self, samples: Tensor | None = None, output: object = None) -> None:
         """Check the outputs of some samples, which are computed again without `output`."""
         inputs = self._subject.inputs
-        count = len(inputs)
-        if self._subject.is_indivisible or not count:
+        if self._subject.is_indivisible or not len(inputs):
             return
         try:
             with _checked(self._subject.model, self._device, self._changes):
                 together = None
                 if samples is None or output is None:
-                    chosen = sorted({0, count // 3, 2 * count // 3, count - 1})
-                    samples = inputs[chosen].to(self._device)
+                    samples = spread(inputs).to(self._device)
                 else:
-                    together = _output_rows(output, len(samples))
+                    together = output_rows(output, len(samples))
                 self.dependence = self._describe(samples, together)
         except RemembersOutputs:
             raise
         except Exception as error:
             if reason := describe_refusal(error, self._subject.model):
                 raise RequestError(f"the inputs don't fit: {reason}") from error
+            self._check_order()
+
+    def _check_order(self) -> None:
+        """Raise if the model takes no few samples, and the order of all of them matters."""
+        subject = self._subject
+        stream = subject.stream
+        inputs = subject.inputs
+        if stream is not None and not stream.samples:
+            inputs = stream.head(HEAD_SAMPLES)
+        inputs = inputs.to(self._device)
+
+        def rows(samples: Tensor) -> Tensor:
+            with _checked(self._subject.model, self._device, self._changes):
+                return self._rows(samples)
+
+        if depends_on_order(rows, spread(inputs), lambda: inputs):
+            raise Undefined(DEPENDS_ON_ORDER)
 
     def _describe(self, samples: Tensor, together: Tensor | None) -> str:
-        def rows(samples: Tensor) -> Tensor:
-            return _output_rows(self._subject.model(samples), len(samples))
-
         if self._compares_batches:
-            return describe_outputs(rows, samples, together)
-        return check_memory(rows, torch.cat([samples[:1], other_samples(samples)[0]]))
+            return describe_outputs(self._rows, samples, together)
+        return check_memory(self._rows, torch.cat([samples[:1], other_samples(samples)[0]]))
 
-
-def _output_rows(output: object, count: int) -> Tensor:
-    """Return the output as a matrix (n, k)."""
-    try:
-        tensors = [validated_outputs(output, count)]
-    except Undefined:
-        # Measures of activations need no single output.
-        leaves = filter(torch.is_tensor, pytree.tree_leaves(output))
-        tensors = [leaf for leaf in leaves if leaf.ndim and len(leaf) == count]
-    return torch.cat([tensor.detach().reshape(count, -1) for tensor in tensors], 1)
+    def _rows(self, samples: Tensor) -> Tensor:
+        return output_rows(self._subject.model(samples), len(samples))
 
 
 def _annotate(result: Result, facts: ProbeFacts) -> Result:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import Undefined
+from nlbench.signals import raise_interruption
 
 from .memory import halve_on_oom, is_out_of_memory
 from .random_state import rng_state
@@ -21,6 +22,10 @@ MAX_GROUP_SIZE = 5
 MAX_COMPARED_SAMPLES = 32
 CHANGES = "the network's output for one input changes from call to call"
 DEPENDS_ON_BATCH = "a sample's results depend on the other samples of its batch"
+DEPENDS_ON_ORDER = (
+    "the network only runs on all samples at once, and its results depend on their order, which is "
+    "kept for one batch of nlbench.evaluate, such as nlbench.Arguments"
+)
 
 
 def equal_but_for_rounding(values: Tensor, expected: Tensor, tolerance: Tensor) -> Tensor:
@@ -128,6 +133,44 @@ def _agree_in_small_batches(
         )
     except Exception:  # A network may accept no single samples.
         return False
+
+
+def depends_on_order(
+    rows: Callable[[Tensor], Tensor], few: Tensor, read: Callable[[], Tensor]
+) -> bool:
+    """Return True if a model that refuses few samples gives all other results in another order.
+
+    It knows how all samples, which `read` returns, are related, for example from the edges of a
+    graph. `rows` may modify the samples, and leaves no mark.
+
+    Examples
+    --------
+    >>> x = torch.arange(6.0)[:, None]
+    >>> depends_on_order(lambda x: torch.ones(6, 6).triu() @ x, x[:4], lambda: x)
+    True
+    >>> depends_on_order(torch.square, x[:4], lambda: x)
+    False
+    """
+    try:
+        rows(few.clone())
+        return False
+    except BaseException as error:  # A model may refuse its inputs in any way.
+        raise_interruption(error)
+    samples = read()
+    try:
+        first, again = (rows(samples.clone()).clone() for _ in range(2))
+        reversed_rows = rows(samples.flip(0)).flip(0)
+    except BaseException as error:
+        raise_interruption(error)
+        return False
+    is_repeatable = _close(again, first, PAIR_TOLERANCE_EPS)
+    return is_repeatable and not _close(reversed_rows, first, GROUP_TOLERANCE_EPS)
+
+
+def spread(samples: Tensor) -> Tensor:
+    """Return up to four samples: the first, the last and two between them."""
+    count = len(samples)
+    return samples[sorted({0, count // 3, 2 * count // 3, count - 1})]
 
 
 class RemembersOutputs(Undefined):

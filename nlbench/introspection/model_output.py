@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nlbench.errors import Undefined
+
+from . import pytree
 
 
 def output_parts(output: object) -> dict[str, Any]:
@@ -70,3 +73,14 @@ def validated_outputs(output: object, samples: int) -> Tensor:
     if samples and not tensor.numel():
         raise Undefined(f"the model returns shape {tuple(tensor.shape)}, which has no numbers")
     return tensor
+
+
+def output_rows(output: object, count: int) -> Tensor:
+    """Return a model's output for `count` samples as a matrix (n, k)."""
+    try:
+        tensors = [validated_outputs(output, count)]
+    except Undefined:
+        # Measures of activations need no single output.
+        leaves = filter(torch.is_tensor, pytree.tree_leaves(output))
+        tensors = [leaf for leaf in leaves if leaf.ndim and len(leaf) == count]
+    return torch.cat([tensor.detach().reshape(count, -1) for tensor in tensors], 1)

@@ -149,9 +149,9 @@ class ArgumentLayout:
     @property
     def names(self) -> list[str]:
         """Places of the arguments."""
-        names = [leaf.name.removeprefix("[").removesuffix("]") for leaf in self.leaves]
+        names = [leaf.name[1:-1].replace("'", "").replace("][", ".") for leaf in self.leaves]
         names[: self.list_parts] = ["images"] * bool(self.list_parts)
-        return [name.strip("'") for name in names] or ["none"]
+        return names or ["none"]
 
     @property
     def whole_tensors(self) -> dict[str, Tensor]:
@@ -175,11 +175,19 @@ class ArgumentLayout:
         example, can't be interpolated or differentiated.
         """
         spec, leaves, tensors = _flatten(arguments, self.length)
-        if spec != self.spec or not all(map(_Leaf.is_like, self.leaves, leaves)):
-            first = _list_text(self.names)
-            later = _list_text(ArgumentLayout(spec, tuple(leaves)).names)
+        are_like = list(map(_Leaf.is_like, self.leaves, leaves))
+        if spec != self.spec or not all(are_like):
+            first = self.names
+            later = ArgumentLayout(spec, tuple(leaves)).names
+            if first == later and not all(are_like):
+                name = first[are_like.index(False)]
+                raise RequestError(
+                    f"inputs: '{name}' holds no samples and differs between batches, so they can't "
+                    "be joined; pass one batch, as nlbench.Arguments, instead of a loader"
+                )
             raise RequestError(
-                f"inputs: the loader yields batches with different arguments: {first}, then {later}"
+                "inputs: the loader yields batches with different arguments: "
+                f"{_list_text(first)}, then {_list_text(later)}"
             )
         pairs = [(a.shape, b.shape) for a, b in zip(self.leaves, leaves, strict=True)]
         different = [pair for pair in pairs if pair[0] != pair[1]]
@@ -253,10 +261,11 @@ class _Unpacker:
             return None
         if self.count is not None and len(args[0]) != self.count:
             names = ", ".join(f"inputs{name}" for name in self.layout.whole_tensors)
-            cause = names or "the padding of images of different sizes"
+            cause = names or ("the padding of images" if self.layout.list_parts > 1 else "")
+            through = f" through {cause}" if cause else ""
             raise Undefined(
-                f"the samples depend on each other through {cause}, so the network can only run on "
-                f"all {self.count} samples, not on {len(args[0])}"
+                f"the samples depend on each other{through}, so the network can only run on all "
+                f"{self.count} samples, not on {len(args[0])}"
             )
         floats = (p.dtype for p in module.parameters() if p.is_floating_point())
         return self.layout.unpack(args[0], next(floats, None))
@@ -501,7 +510,7 @@ def single_tensor_call(
         yield
         return
     handles = [model.register_forward_hook(output or OutputChoice())]
-    if not arguments.is_one_tensor:
+    if count is not None or not arguments.is_one_tensor:
         handles.append(unpack_arguments(model, arguments, count))
     try:
         yield

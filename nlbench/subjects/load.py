@@ -70,11 +70,13 @@ def _initialize_lazy(model: nn.Module, dataset: Data) -> None:
     import torch
     from torch.nn.parameter import is_lazy
 
+    from .samples import in_model_precision
+
     if not any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
         return
     was_training = {module: module.training for module in model.modules()}
     with torch.no_grad():
-        model.eval()(dataset.sample(2).inputs)
+        model.eval()(in_model_precision(model, dataset.sample(2).inputs))
     for module in model.modules():
         module.training = was_training.get(module, module.training)
 
@@ -221,7 +223,7 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     from nlbench.introspection.model_state import batch_norm_layers
 
     from .inputs import OutputChoice
-    from .samples import draw, sample_facts
+    from .samples import draw, in_model_precision, sample_facts
     from .subject import Subject
 
     source = model_source(spec)
@@ -246,9 +248,8 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
         split=spec.split,
         **sample_facts(sample.inputs, stream),
     )
-    subject = Subject(
-        model, sample.inputs, sample.labels, facts, images, dataset.normalize, stream=stream
-    )
+    inputs = in_model_precision(model, sample.inputs)
+    subject = Subject(model, inputs, sample.labels, facts, images, dataset.normalize, stream=stream)
     batch_norm = None
     layers = batch_norm_layers(model)
     if label == "calibrated" and layers:

@@ -16,13 +16,16 @@ import os
 import sys
 import threading
 import traceback
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from enum import Enum
 from functools import cached_property, lru_cache
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import ModuleType, NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union
 
-from nlbench.errors import NlbenchError, RequestError, error_text, nearest, shorten
+from nlbench.errors import NlbenchError, RequestError, error_text, first_line, nearest, shorten
 from nlbench.options import Option, OptionValue
 from nlbench.registry import Family
 from nlbench.signals import raise_interruption
@@ -285,10 +288,7 @@ class OwnCode:
 
         Its calls find the file's modules. Wrong arguments are named as settings of `owner`.
         """
-        try:
-            signature = inspect.signature(function)
-        except (TypeError, ValueError):
-            signature = inspect.Signature()
+        signature = _signature(function)
         parameters = signature.parameters
         variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         names = [name for name, p in parameters.items() if p.kind not in variadic]
@@ -296,12 +296,16 @@ class OwnCode:
 
         def call(**arguments: Any) -> Any:
             values = {
-                name: _literal(value, parameters.get(name)) if isinstance(value, str) else value
+                name: _typed(value, _kind(parameters.get(name)), f"{owner}.{name}")
+                if isinstance(value, OptionValue)
+                else value
                 for name, value in arguments.items()
             }
             required = [n for n in names if parameters[n].default is inspect.Parameter.empty]
             check_arguments(self.text, values, None if is_open else names, required, owner)
-            return imported.call(lambda: function(**values))
+            only = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]
+            positional = [values.pop(name) for name in only if name in values]
+            return imported.call(lambda: function(*positional, **values))
 
         call.__signature__ = signature  # type: ignore[attr-defined]
         return call
@@ -368,12 +372,82 @@ def _import(file: SourceFile, fingerprint: str) -> ImportedFile:
     return ImportedFile(file)
 
 
-def _literal(text: str, parameter: inspect.Parameter | None) -> Any:
-    """Convert text to a Python literal unless the parameter takes text."""
-    if parameter is not None:
-        is_text = isinstance(parameter.default, str) or parameter.annotation in (str, "str")
-        if is_text:
-            return text
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return a signature, with the annotations' values if they have any."""
+    for evaluate in (True, False):
+        with contextlib.suppress(Exception):  # An annotation may be any expression.
+            return inspect.signature(function, eval_str=evaluate)
+    return inspect.Signature()
+
+
+def _kind(parameter: inspect.Parameter | None) -> Any:
+    """Return the type of an argument: its annotation, or that of its default."""
+    if parameter is None:
+        return None
+    kind = parameter.annotation
+    default = parameter.default
+    if kind is parameter.empty:
+        is_typed = isinstance(default, str | Enum) or is_dataclass(default)
+        return type(default) if is_typed else None
+    names = {plain.__name__: plain for plain in _PLAIN}
+    return names.get(kind) if isinstance(kind, str) else kind
+
+
+_PLAIN = (int, float, bool, str)
+
+
+def _typed(value: OptionValue | str, kind: Any, label: str) -> Any:
+    """Convert a setting to an annotated type, or to a Python literal if the type isn't known.
+
+    Examples
+    --------
+    >>> _typed("5", int | str, "width"), _typed("None", float | None, "drop")
+    (5, None)
+    """
+    origin = typing.get_origin(kind)
+    if origin is Annotated:
+        return _typed(value, typing.get_args(kind)[0], label)
+    wrong = RequestError(f"{label}: expected {_kind_text(kind)}, got '{shorten(value)}'")
+    if origin in (Union, UnionType):
+        # A number is one, although it is also text.
+        for member in sorted(typing.get_args(kind), key=lambda kind: (kind is str, kind is bool)):
+            with contextlib.suppress(RequestError):
+                return _typed(value, member, label)
+        raise wrong
+    if kind is NoneType:
+        if value != "None":
+            raise wrong
+        return None
+    if origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
+        members = {str(member): member for member in typing.get_args(kind)}
+        if origin is None:
+            members = {str(member.value): member for member in kind} | dict(kind.__members__)
+        if str(value) not in members:
+            raise RequestError(f"{label}: unknown '{shorten(value)}'{nearest(str(value), members)}")
+        return members[str(value)]
+    if kind in _PLAIN:
+        return Option(kind()).parse(value, label)
+    literal = _literal(value) if isinstance(value, str) else value
+    has_fields = is_dataclass(kind)
+    if not has_fields:
+        return literal
+    if not isinstance(literal, dict):
+        raise wrong
+    try:
+        return kind(**literal)
+    except TypeError as error:
+        raise RequestError(f"{label}: {first_line(error)}") from error
+
+
+def _kind_text(kind: Any) -> str:
+    has_fields = is_dataclass(kind)
+    if has_fields:
+        return f"a dictionary, the fields of {kind.__name__}"
+    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+
+
+def _literal(text: str) -> Any:
+    """Convert text to a Python literal if it is one."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

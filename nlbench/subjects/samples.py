@@ -304,6 +304,18 @@ def rebatched(batches: Iterable[Tensor], limit: int, known_length: int | None) -
         yield from torch.split(torch.cat(buffered), list(batch_sizes(count, limit)))
 
 
+def in_model_precision(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Convert floats to the type of a model's parameters; tokens stay integers.
+
+    Examples
+    --------
+    >>> in_model_precision(nn.Linear(1, 1).double(), torch.ones(1, 1)).dtype
+    torch.float64
+    """
+    floats = (p.dtype for p in model.parameters() if p.is_floating_point())
+    return inputs.to(next(floats, torch.float32)) if inputs.is_floating_point() else inputs
+
+
 class DrawnBatches(Batches):
     """A sample from a dataset, read again in each iteration, in batches of the model's precision.
 
@@ -324,24 +336,16 @@ class DrawnBatches(Batches):
         """Number of samples."""
         return self.samples
 
-    def _converted(self, inputs: Tensor) -> Tensor:
-        """Convert floats to the model's precision.
-
-        Tokens stay integers.
-        """
-        floats = (p.dtype for p in self._model.parameters() if p.is_floating_point())
-        return inputs.to(next(floats, torch.float32)) if inputs.is_floating_point() else inputs
-
     def __iter__(self) -> Iterator[Tensor]:
         """Yield all batches."""
         for part in self.parts():
-            yield self._converted(part.inputs)
+            yield in_model_precision(self._model, part.inputs)
 
     def labelled(self, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all samples and their labels, in batches of at most `limit`."""
         for part in self.parts():
             assert part.labels is not None
-            inputs = self._converted(part.inputs)
+            inputs = in_model_precision(self._model, part.inputs)
             yield from zip(torch.split(inputs, limit), torch.split(part.labels, limit), strict=True)
 
     def parts(self) -> Iterator[Sample]:

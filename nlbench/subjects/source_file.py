@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -400,4 +401,6 @@ def _option(argument: ast.arg, default: ast.expr | None) -> Option:
     annotation = argument.annotation
     named = _last_name(annotation) if isinstance(annotation, ast.Name | ast.Constant) else ""
     kind = _KINDS.get(named) or ("" if annotation else _KINDS.get(type(value).__name__))
+    if not kind and annotation and re.search(r"\bstr\b", ast.unparse(annotation)):
+        kind = "text"  # Text such as 007 is no number.
     return Option(value, kind=kind or "literal")

@@ -1,3 +1,6 @@
+import os
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -222,6 +225,20 @@ def test_truncated_image_is_refused_before_training(animals, name):
     (animals / name).write_bytes(b"")
     with pytest.raises(RequestError, match=name):
         Classification(data, vanilla, 0)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "sides"])
+def test_images_that_are_no_files_are_refused(tmp_path, kind):
+    file = tmp_path / "a.png"
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        header = struct.pack(">4sIIBBBBB", b"IHDR", 60_000, 60_000, 8, 2, 0, 0, 0)
+        size = struct.pack(">I", len(header) - 4)
+        check = struct.pack(">I", zlib.crc32(header))
+        file.write_bytes(b"\x89PNG\r\n\x1a\n" + size + header + check)
+    with pytest.raises(RequestError, match=r"a\.png"):
+        images(str(tmp_path)).sample(1)
 
 
 def test_damaged_png_is_refused_before_training(animals):

@@ -8,6 +8,7 @@ from torch import nn
 
 import nlbench
 from nlbench.errors import RequestError
+from nlbench.measures.affinity import affinity_score
 from nlbench.subjects.inputs import ArgumentLayout, OutputChoice
 
 SETTINGS = {"lines.number": 1}
@@ -326,3 +327,97 @@ def test_paths_start_at_samples_drawn_from_all():
 def test_mappings_that_fit_no_argument_are_refused():
     with pytest.raises(RequestError):
         nlbench.evaluate(seeded(Plain), {"a": data(), "b": data()}, ["r2"])
+
+
+def neighbours():
+    return torch.randint(0, 40, (40, 3), generator=torch.Generator().manual_seed(5))
+
+
+class Adjacency(Plain):
+    """Averages over neighbours, which are a matrix (n, n) among the arguments."""
+
+    def forward(self, x, adjacency):
+        return super().forward(adjacency @ x)
+
+
+class OwnAdjacency(Plain):
+    """Averages over neighbours, which the network knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("adjacency", matrix())
+
+    def forward(self, x):
+        return super().forward(self.adjacency @ x)
+
+
+class Neighbours(Plain):
+    """Averages over neighbours, whose indices are among the arguments."""
+
+    def forward(self, x, neighbours):
+        return super().forward(x[neighbours].mean(1))
+
+
+def matrix():
+    return torch.zeros(40, 40).scatter_(1, neighbours(), 1.0)
+
+
+RELATED = {
+    "argument": (Adjacency, (data(), matrix()), matrix() @ data()),
+    "buffer": (OwnAdjacency, data(), matrix() @ data()),
+    "indices": (Neighbours, (data(), neighbours()), data()[neighbours()].mean(1)),
+}
+
+
+@pytest.mark.parametrize(("kind", "inputs", "means"), RELATED.values(), ids=RELATED)
+def test_related_samples_keep_their_order(kind, inputs, means):
+    model = seeded(kind)
+    with torch.no_grad():
+        before = model.layer(means)
+    run = nlbench.evaluate(model, inputs, ["affinity", "absdev"])
+    affinity, deviation = (record.result for record in run.records)
+    assert affinity.summary["value"] == pytest.approx(
+        float(affinity_score(before.double(), before.relu().double())), rel=1e-6
+    )
+    assert deviation.status == "undefined"
+
+
+def test_related_samples_of_loaders_are_undefined():
+    for inputs in ([data()], torch.utils.data.DataLoader(data(), batch_size=16)):
+        run = nlbench.evaluate(seeded(OwnAdjacency), inputs, ["affinity"])
+        assert run.records[0].result.status == "undefined"
+
+
+def test_networks_of_fixed_batches_are_measured():
+    class Fixed(Plain):
+        def forward(self, x):
+            return super().forward(x.reshape(40, 4))
+
+    expected = nlbench.evaluate(seeded(Plain), data(), ["affinity"])
+    assert values(nlbench.evaluate(seeded(Fixed), data(), ["affinity"])) == values(expected)
+
+
+@dataclass
+class GraphSample:
+    x: torch.Tensor
+    edge_index: torch.Tensor
+    y: torch.Tensor
+
+
+@pytest.mark.parametrize("nodes", [(6, 9, 7), (7, 7, 7)])
+def test_loaders_of_graphs_are_refused(nodes):
+    samples = [GraphSample(*graph(count, 3 * count), torch.zeros(1)) for count in nodes]
+    with pytest.raises(RequestError, match="Arguments"):
+        nlbench.evaluate(seeded(GraphOfObject), samples, ["affinity"], labels=False)
+
+
+def test_datasets_of_objects_are_refused():
+    class Graphs(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return GraphSample(*graph(5, 9), torch.zeros(1))
+
+    with pytest.raises(RequestError, match="collate_fn"):
+        nlbench.evaluate(seeded(GraphOfObject), Graphs(), ["affinity"])

@@ -172,6 +172,84 @@ def test_arguments_without_a_plain_default_are_literals(folder):
     assert (network.act, network.sizes) == ("None", [3, 4])
 
 
+@pytest.mark.parametrize("kind", ["double", "bfloat16"])
+def test_samples_have_the_networks_precision(folder, kind):
+    layers = "nn.Flatten(), nn.Linear(3072, 8), nn.ReLU(), nn.Linear(8, 10)"
+    write(folder / "my_net.py", f"from torch import nn\nnet = nn.Sequential({layers}).{kind}()\n")
+    request = Request("sparsity,absdev,nlc", ["my_net.py:net"], "digits", samples=16)
+    run = nlbench.run(request, folder / "run")
+    assert "failed" not in {record.result.status for record in run.records}
+    assert run.records[0].result.status == "ok"
+
+
+TYPED = """
+from __future__ import annotations
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Literal, Optional, Union
+from torch import nn
+
+class Kind(Enum):
+    RELU = "relu"
+    GELU = "gelu"
+
+@dataclass(frozen=True)
+class Config:
+    depth: int = 1
+
+class Net(nn.Linear):
+    def __init__(
+        self, first=1, /, kind: Kind = Kind.RELU, *, plain=Kind.RELU, drop: Optional[float] = None,
+        size: Annotated[int, "pixels"] = 3, path: str | None = None, norm: Literal["a", 2] = "a",
+        width: Union[int, str] = 7, config: Config = Config(),
+    ):
+        super().__init__(1, 1)
+        self.values = dict(locals())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("first", "4", "4"),
+        ("kind", "gelu", "Kind.GELU"),
+        ("kind", "GELU", "Kind.GELU"),
+        ("plain", "gelu", "Kind.GELU"),
+        ("drop", "0.5", "0.5"),
+        ("drop", "None", "None"),
+        ("size", "5", "5"),
+        ("path", "007", "007"),
+        ("norm", "2", "2"),
+        ("width", "5", "5"),
+        ("width", "wide", "wide"),
+        ("config", "{'depth': 2}", "Config(depth=2)"),
+    ],
+)
+def test_arguments_have_their_annotated_types(folder, name, text, value):
+    write(folder / "my_net.py", TYPED)
+    request = Request("r2", ["my_net.py:Net"], settings={f"model.{name}": text})
+    (arguments,) = {p.spec.arguments for p in make_plan(request, "cpu", print).subjects}
+    assert str(build("my_net.py:Net", **dict(arguments)).values[name]) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("kind", "rely"),
+        ("plain", "rely"),
+        ("drop", "much"),
+        ("size", "large"),
+        ("norm", "c"),
+        ("config", "2"),
+        ("config", "{'dept': 2}"),
+    ],
+)
+def test_arguments_of_other_types_are_refused(folder, name, text):
+    write(folder / "my_net.py", TYPED)
+    with pytest.raises(RequestError, match=f"model.{name}"):
+        build("my_net.py:Net", **{name: text})
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
