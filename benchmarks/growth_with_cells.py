@@ -53,12 +53,12 @@ elif step == "repeat":
         result = replace(record.result, summary=summary)
         records.append(replace(record, key=cell.key, subject=subject, result=result))
     manifest = replace(measured.manifest, request=asdict(request))
-    nlbench.Run(manifest.of_records(records), records).save(folder)
+    nlbench.Run(manifest.describe_records(records), records).save(folder)
     named = [
         replace(r, subject=replace(r.subject, model=f"network{r.subject.seed}", seed=0))
         for r in records
     ]
-    nlbench.Run(manifest.of_records(named), named).save(folder.parent / "networks")
+    nlbench.Run(manifest.describe_records(named), named).save(folder.parent / "networks")
 elif step == "plan":
     assert len(preview(request, folder.parent / "new").new) == 4 * seeds
 elif step == "resume":

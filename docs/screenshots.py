@@ -84,7 +84,7 @@ def part(
         for r in run.records
         if r.subject.model in models and r.subject.weights in weights and r.measure.name in measures
     ]
-    facts = dict(Manifest.from_dict(run.manifest).of_records(records))
+    facts = dict(Manifest.from_dict(run.manifest).describe_records(records))
     about = {name: facts["measures"][name] for name in measures}
     return replace(run, records=records, manifest={**facts, "measures": about})
 

@@ -127,7 +127,8 @@ class _PathDeviation(PathSums):
     scales: Mapping[str, Tensor]
 
     def divided(self, divisor: float) -> _PathDeviation:
-        above, below = self.parts.above / divisor, self.parts.below / divisor
+        above = self.parts.above / divisor
+        below = self.parts.below / divisor
         return _PathDeviation(
             ChordParts(above, below, self.parts.variation),
             tuple(segment / divisor for segment in self.segments),
@@ -152,7 +153,8 @@ class _PathDeviation(PathSums):
         return statistics
 
     def components(self) -> Parts:
-        total, above = self.parts.total, self.parts.above
+        total = self.parts.total
+        above = self.parts.above
         return {"logit": total.tolist(), "above": above.tolist(), "segment": self.segments}
 
 
@@ -252,9 +254,10 @@ class AbsoluteDeviation(PathMeasure):
         scales = {name: deviation_scale(trace, name).cpu() for name in SCALES[1:]}
         return _PathDeviation(parts, (_norm(parts.total),), trace.length, error, scales)
 
-    def value_of(self, place: str, path: _PathDeviation) -> Value:
+    def compute_value(self, place: str, path: _PathDeviation) -> Value:
         """Return a path's deviation, divided by the path's scale."""
-        n, normalize = len(path.segments), str(self.settings["normalize"])
+        n = len(path.segments)
+        normalize = str(self.settings["normalize"])
         if normalize == "none":
             return Value(place, path.statistics(), n, parts=path.components())
         divisor = _norm(path.scales[normalize])

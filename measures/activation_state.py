@@ -14,7 +14,7 @@ from nlbench.errors import RequestError, Undefined
 from nlbench.measure import Accumulator, MoreMeans, PooledMeasure, Result
 from nlbench.options import Option
 
-from .path_measure import with_means
+from .path_measure import add_means
 from .statistics.prepared import PreparedSamples, Samples, prepare_batch, prepare_samples
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def states(observation: SiteBatch) -> PreparedSamples:
     The positions of flattened activations are treated as samples of their channel.
     """
     x, _ = observation.shared(prepare_batch)
-    site, n = observation.site, len(x)
+    site = observation.site
+    n = len(x)
     if len(site.shape) < 2 or x.shape[1] != torch.Size(site.shape).numel():
         return x
     channels_last = x.values.reshape(n, *site.shape).movedim(site.channel_axis, -1)
@@ -89,7 +90,8 @@ class _StateAccumulator(Accumulator):
     """Number of samples above the kink, for each unit."""
 
     def __init__(self, kink: float) -> None:
-        self._kink, self._n = kink, 0
+        self._kink = kink
+        self._n = 0
         self._on: Tensor | None = None
 
     def add(self, x: Samples, y: Samples) -> None:
@@ -197,4 +199,4 @@ class ActivationState(PooledMeasure):
 
     def compute(self) -> Result:
         """Return the value of each site, and the means over sites."""
-        return with_means(super().compute(), ("dead", "always_on"))
+        return add_means(super().compute(), ("dead", "always_on"))

@@ -13,7 +13,7 @@ from nlbench.citation import Source
 from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.measure import Measure, MoreMeans, Result
-from nlbench.measure.replicates import without_each_group
+from nlbench.measure.replicates import leave_groups_out
 from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option
 
@@ -80,7 +80,8 @@ def affine_residual(x: Samples, y: Samples, *, folds: int = FOLDS) -> Tensor:
     x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
     check_count(x, y)
     numbers = DistinctRows().add(torch.cat([x.values, y.values], 1))
-    inputs, outputs = _coordinates(x), _outputs(y)
+    inputs = _coordinates(x)
+    outputs = _outputs(y)
     errors = _squared_errors(inputs, outputs[:, None], numbers, folds)[:, 0]
     return _ratio(errors.sum(), outputs.square().sum())
 
@@ -137,12 +138,15 @@ def _predictions(x: Tensor, y: Tensor, test: Tensor, n: int) -> Tensor:
 
     n is the number of distinct samples in x.
     """
-    x_mean, y_mean = x.mean(0), y.mean(0)
+    x_mean = x.mean(0)
+    y_mean = y.mean(0)
     if x.shape[1] == 0:
         return y_mean.expand(len(test), *y_mean.shape)
     left, scales, right = singular_value_decomposition(x - x_mean)
     significant = scales > max(x.shape) * EPSILON * scales.max()
-    left, scales, right = left[:, significant], scales[significant], right[significant]
+    left = left[:, significant]
+    scales = scales[significant]
+    right = right[significant]
     squares = scales.square()
     centred = y - y_mean
     projections = torch.einsum("nr,nmk->rmk", left, centred)
@@ -263,7 +267,7 @@ class AffineResidual(Measure):
         summary = {"value": ratios[0].item(), "permuted": ratios[1:].mean().item()}
         replicates: tuple[float, ...] = ()
         if self.replicated:
-            replicates = without_each_group(
+            replicates = leave_groups_out(
                 self._groups.array,
                 lambda kept: self._residual(inputs, outputs, numbers, torch.from_numpy(kept)),
             )
@@ -280,7 +284,7 @@ class AffineResidual(Measure):
         """Return the residual over some of the samples, whose folds stay the same."""
         inputs = inputs[kept]
         outputs = outputs[kept] - outputs[kept].mean(0)
-        kept_numbers = numbers.of_rows(kept.nonzero()[:, 0])
+        kept_numbers = numbers.select_rows(kept.nonzero()[:, 0])
         folds = int(self.settings["folds"])
         errors = _squared_errors(inputs, outputs[:, None], kept_numbers, folds)
         return _ratio(errors.sum(), outputs.square().sum()).item()

@@ -107,8 +107,10 @@ def affinity_score(
     x.check_varies("input")
     added = [0.0, 0.0]
     if ridge_unit == "absolute":
-        added, ridge = [_in_units(ridge, side.unit) for side in (x, y)], 0.0
-    before, after = x.scaled, y.scaled
+        added = [_convert_ridge(ridge, side.unit) for side in (x, y)]
+        ridge = 0.0
+    before = x.scaled
+    after = y.scaled
     dim = before.shape[1]
     if 2 * n < dim:
         # Outside the span both covariances are isotropic and no sample has a component.
@@ -126,7 +128,7 @@ def affinity_score(
     return score
 
 
-def _in_units(ridge: float, unit: float) -> float:
+def _convert_ridge(ridge: float, unit: float) -> float:
     scaled = ridge / unit / unit
     if not math.isfinite(scaled):
         raise NotFinite(f"a ridge of {ridge:g} overflows in units of the data")

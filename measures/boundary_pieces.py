@@ -43,11 +43,13 @@ def boundary_crossings(trace: SegmentTrace | SegmentEstimate) -> Tensor:
     >>> boundary_crossings(trace)
     tensor([0.7500], dtype=torch.float64)
     """
-    t, values = trace.t.cpu().double(), trace.values.cpu().double()
+    t = trace.t.cpu().double()
+    values = trace.values.cpu().double()
     if values.shape[1] == 1:
         values = torch.cat([values, torch.zeros_like(values)], 1)
     largest, classes = values.max(1)
-    top, crossings = int(classes[0]), []
+    top = int(classes[0])
+    crossings = []
     # While `top` is among the largest logits, the class does not change.
     for vertex in range(1, len(t)):
         if values[vertex, top] == largest[vertex]:
@@ -55,7 +57,8 @@ def boundary_crossings(trace: SegmentTrace | SegmentEstimate) -> Tensor:
         left, right = values[vertex - 1], values[vertex]
         fraction = 0.0
         while right[top] < right.max():
-            gap, gain = left[top] - left, (right - left) - (right[top] - left[top])
+            gap = left[top] - left
+            gain = (right - left) - (right[top] - left[top])
             meets = torch.where(gain > 0, gap / gain, torch.inf).clamp(min=fraction)
             fraction = float(meets.min())
             # Where several lines meet, the steepest is the largest beyond that point.
@@ -130,7 +133,7 @@ class BoundaryPieces(PathMeasure):
         """Count the crossings of one segment."""
         return _PathBoundaries((len(boundary_crossings(trace)),), trace.length)
 
-    def value_of(self, place: str, path: _PathBoundaries) -> Value:
+    def compute_value(self, place: str, path: _PathBoundaries) -> Value:
         """Return the number of crossings of a path."""
         total = float(sum(path.crossings))
         statistics = {"value": total}

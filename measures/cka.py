@@ -103,7 +103,9 @@ def _inner_products(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if _is_wide(len(x), x.shape[1], y.shape[1]):
         k, l = gram(x.T), gram(y.T)  # noqa: E741
         return _inner(k, l), _inner(k, k), _inner(l, l)
-    xy, xx, yy = product(x.T, y), gram(x), gram(y)
+    xy = product(x.T, y)
+    xx = gram(x)
+    yy = gram(y)
     return _inner(xy, xy), _inner(xx, xx), _inner(yy, yy)
 
 
@@ -215,7 +217,7 @@ class _HSICTerms:
     unit_x: float = 1.0
     unit_y: float = 1.0
 
-    def in_units(self, unit_x: float, unit_y: float) -> _HSICTerms:
+    def convert_units(self, unit_x: float, unit_y: float) -> _HSICTerms:
         """Convert to larger or equal units."""
         x = (self.unit_x / unit_x) ** 2 if unit_x else 1.0
         y = (self.unit_y / unit_y) ** 2 if unit_y else 1.0
@@ -231,12 +233,15 @@ class _HSICTerms:
 
     def plus(self, other: _HSICTerms) -> _HSICTerms:
         units = max(self.unit_x, other.unit_x), max(self.unit_y, other.unit_y)
-        first, second = (vars(each.in_units(*units)) for each in (self, other))
+        first, second = (vars(each.convert_units(*units)) for each in (self, other))
         sums = {name: first[name] + second[name] for name in ("xy", "xx", "yy", "size_x", "size_y")}
         return _HSICTerms(**sums, unit_x=units[0], unit_y=units[1])
 
     def alignment(self) -> Tensor:
-        """Compute CKA from the terms; raise `Undefined` if xx or yy is zero up to rounding."""
+        """Compute CKA from the terms.
+
+        Raise `Undefined` if xx or yy is zero up to rounding.
+        """
         for norm, size, role in ((self.xx, self.size_x, "input"), (self.yy, self.size_y, "output")):
             if size == 0:
                 raise Undefined(f"constant {role}")
@@ -256,8 +261,10 @@ def _unbiased_linear_terms(x: Tensor, y: Tensor) -> _HSICTerms:
     # Constant columns, possibly all of them, have been removed.
     unit_x, unit_y = (power_of_two(v) if v.numel() else 0.0 for v in (x, y))
     x, y = x / (unit_x or 1.0), y / (unit_y or 1.0)
-    kappa, lam = x.square().sum(1), y.square().sum(1)
-    trace_x, trace_y = kappa.sum(), lam.sum()
+    kappa = x.square().sum(1)
+    lam = y.square().sum(1)
+    trace_x = kappa.sum()
+    trace_y = lam.sum()
     xy, xx, yy = _inner_products(x, y)
 
     def corrected(product: Tensor, diagonal: Tensor, traces: Tensor) -> Tensor:
@@ -312,13 +319,19 @@ def _gaussian_terms(
 
 
 def _median(values: Tensor) -> float:
-    """Compute the median of values (m,); PyTorch returns the lower of the two middle values."""
+    """Compute the median of values (m,).
+
+    PyTorch returns the lower of the two middle values.
+    """
     lower, upper = (len(values) + 1) // 2, len(values) // 2 + 1
     return float((values.kthvalue(lower).values + values.kthvalue(upper).values) / 2)
 
 
 def _squared_distances(values: Tensor, unit: float) -> Tensor:
-    """Compute the squared distances (n, n) between rows over `unit`; exactly 0 on the diagonal."""
+    """Compute the squared distances (n, n) between rows over `unit`.
+
+    They are exactly 0 on the diagonal.
+    """
     values = centered(values) / unit
     norms = values.square().sum(1)
     squares = (norms[:, None] + norms - 2 * values @ values.T).clamp(min=0)
@@ -336,7 +349,8 @@ def _unbiased_hsic(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
     """Compute the estimator HSIC1 of Song et al., from kernels without their diagonals."""
     n = len(k)
     k, l = k - torch.diag(k.diagonal()), l - torch.diag(l.diagonal())  # noqa: E741
-    sums_k, sums_l = k.sum(0), l.sum(0)
+    sums_k = k.sum(0)
+    sums_l = l.sum(0)
     total = (k * l).sum() - 2 / (n - 2) * (sums_k @ sums_l)
     total = total + sums_k.sum() * sums_l.sum() / ((n - 1) * (n - 2))
     estimate: Tensor = total / (n * (n - 3))
@@ -354,7 +368,7 @@ class _BiasedAccumulator(PairsAccumulator):
             return {"value": linear_cka(*self.pairs.rows()).item()}
         moments.check_varies("input")
         moments.check_varies("output")
-        moments = moments.in_common_units()
+        moments = moments.unify_units()
         norms = (m.square().sum() for m in (moments.xy, moments.xx, moments.yy))
         return {"value": _alignment(*norms).item()}
 
@@ -406,7 +420,8 @@ class _RBFAccumulator(_SumsAccumulator):
     def __init__(self, bandwidth: float, debiased: bool) -> None:
         _check_bandwidth(bandwidth)
         super().__init__(_min_samples(debiased))
-        self._bandwidth, self._debiased = bandwidth, debiased
+        self._bandwidth = bandwidth
+        self._debiased = debiased
         self._kernels: tuple[_GaussianKernel, _GaussianKernel] | None = None
 
     def terms(self, x: PreparedSamples, y: PreparedSamples) -> _HSICTerms:
@@ -524,12 +539,15 @@ class CKA(PairsMeasure):
 
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
-        """Return the bounds; the debiased value has none."""
+        """Return the bounds.
+
+        The debiased value has none.
+        """
         return (-math.inf, math.inf) if options["debiased"] else cls.bounds
 
     @classmethod
     def row_limit_of(cls, options: Mapping[str, OptionValue]) -> int | None:
-        """Return the number of token rows to sample from a batch; None for all of them."""
+        """Return the number of token rows to sample from a batch, or None for all."""
         return ROW_LIMIT if options["kernel"] == "rbf" else None
 
     def accumulator(self) -> Accumulator:

@@ -16,7 +16,10 @@ from .path_measure import PathMeasure, PathSums
 
 @dataclass(frozen=True)
 class _PathCrossings(PathSums):
-    """Sums over the segments of a path; `slope_changes` is None if slopes are unknown."""
+    """Sums over the segments of a path.
+
+    `slope_changes` is None if slopes are unknown.
+    """
 
     crossings: tuple[float, ...]
     length: float
@@ -27,7 +30,8 @@ class _PathCrossings(PathSums):
     is_estimate: bool
 
     def statistics(self) -> dict[str, float]:
-        total, segments = sum(self.crossings), len(self.crossings)
+        total = sum(self.crossings)
+        segments = len(self.crossings)
         statistics = {"value": float(total)}
         if self.length > 0:
             statistics["per_length"] = total / self.length
@@ -107,17 +111,19 @@ class Density(PathMeasure):
 
     def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> _PathCrossings:
         """Count the crossings of one segment."""
-        length, sites = trace.length, dict(trace.contributions)
+        length = trace.length
+        sites = dict(trace.contributions)
         if isinstance(trace, SegmentEstimate):
             if trace.crossings is None:
                 raise Undefined(trace.refused or "the network is not piecewise affine")
             counts = (trace.crossings,)
             return _PathCrossings(counts, length, None, sites, trace.at_least, trace.error, True)
-        count, changes = trace.crossings, None
+        count = trace.crossings
+        changes = None
         with suppress(Undefined):
             changes = slope_changes(trace)
         return _PathCrossings((float(count),), length, changes, sites, count, 0.0, False)
 
-    def value_of(self, place: str, path: _PathCrossings) -> Value:
+    def compute_value(self, place: str, path: _PathCrossings) -> Value:
         """Return the number of crossings of a path."""
         return Value(place, path.statistics(), len(path.crossings), parts=path.components())

@@ -159,7 +159,7 @@ class EffectiveDepth(SampleMeasure):
     def _find_orders(self, model: torch.nn.Module, inputs: Tensor) -> None:
         """Find the places that can be skipped, by influence and from the last one."""
         from nlbench.probes.replacement import CallInterception
-        from nlbench.probes.replacement.fits import rows_of
+        from nlbench.probes.replacement.fits import copy_to_rows
         from nlbench.probes.replacement.interception import first_tensor
 
         calls = {place.call: place for place in self._find_places(model, inputs[:2])}
@@ -171,7 +171,7 @@ class EffectiveDepth(SampleMeasure):
             output = compute()
             y = first_tensor((output,))
             if place is not None and y is not None and y.shape == before.shape:
-                rows = (rows_of(side, place.channel_axis) for side in (before, y))
+                rows = (copy_to_rows(side, place.channel_axis) for side in (before, y))
                 influence[place.name] = math.inf
                 with suppress(Undefined):  # Zeros have no direction.
                     influence[place.name] = float(block_influence(*rows))

@@ -53,7 +53,7 @@ def effective_rank(y: Samples) -> Tensor:
     y = prepare_samples(y, "y")
     _check_count(len(y))
     y.check_varies("output")
-    return _from_singular_values(torch.linalg.svdvals(y.scaled.detach()))
+    return _compute_rank(torch.linalg.svdvals(y.scaled.detach()))
 
 
 def _check_count(n: int) -> None:
@@ -61,7 +61,7 @@ def _check_count(n: int) -> None:
         raise Undefined(f"n = {n}: at least 2 samples are needed")
 
 
-def _from_singular_values(values: Tensor) -> Tensor:
+def _compute_rank(values: Tensor) -> Tensor:
     rank: Tensor = torch.special.entr(values / values.sum()).sum().exp()
     return rank
 
@@ -73,8 +73,8 @@ class _RankAccumulator(PairsAccumulator):
         if moments is None:
             return {"value": effective_rank(self.pairs.rows()[1]).item()}
         moments.check_varies("output")
-        squares = torch.linalg.eigvalsh(moments.in_common_units().yy)
-        return {"value": _from_singular_values(squares.clamp(min=0).sqrt()).item()}
+        squares = torch.linalg.eigvalsh(moments.unify_units().yy)
+        return {"value": _compute_rank(squares.clamp(min=0).sqrt()).item()}
 
 
 class EffectiveRank(PairsMeasure):

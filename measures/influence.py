@@ -52,7 +52,9 @@ def block_influence(x: Tensor, y: Tensor) -> Tensor:
 
 
 def relative_change(x: Tensor, y: Tensor) -> Tensor:
-    """Compute the mean over rows of ‖y - x‖ / ‖x‖; see `block_influence`.
+    """Compute the mean over rows of ‖y - x‖ / ‖x‖.
+
+    See `block_influence`.
 
     Examples
     --------
@@ -76,10 +78,13 @@ def _changes(x: Samples, y: Samples) -> tuple[Tensor, Tensor]:
     # In units of each row's largest entry, so that no square underflows or overflows.
     peak = torch.maximum(x.values.abs(), y.values.abs()).amax(1, keepdim=True)
     used = peak[:, 0] > 0
-    a, b = x.values[used] / peak[used], y.values[used] / peak[used]
+    a = x.values[used] / peak[used]
+    b = y.values[used] / peak[used]
     norms = torch.linalg.vector_norm(a, dim=1), torch.linalg.vector_norm(b, dim=1)
-    both, first = (norms[0] > 0) & (norms[1] > 0), norms[0] > 0
-    unit_a, unit_b = a[both] / norms[0][both, None], b[both] / norms[1][both, None]
+    both = (norms[0] > 0) & (norms[1] > 0)
+    first = norms[0] > 0
+    unit_a = a[both] / norms[0][both, None]
+    unit_b = b[both] / norms[1][both, None]
     # Half the squared distance between unit vectors, which avoids cancellation for small angles.
     distances = (unit_a - unit_b).square().sum(1) / 2
     changes = torch.linalg.vector_norm((b - a)[first], dim=1) / norms[0][first]
@@ -90,7 +95,8 @@ class _InfluenceAccumulator(Accumulator):
     """Sums over rows, in O(1) memory."""
 
     def __init__(self) -> None:
-        self._counts, self._sums = [0, 0], [0.0, 0.0]
+        self._counts = [0, 0]
+        self._sums = [0.0, 0.0]
 
     @torch.no_grad()
     def add(self, x: Samples, y: Samples) -> None:

@@ -39,7 +39,10 @@ def image_length(trace: SegmentTrace | SegmentEstimate) -> float:
 
 @dataclass(frozen=True)
 class _PathImage(PathSums):
-    """Lengths of a path and of its images; `coarse` uses only every other node."""
+    """Lengths of a path and of its images.
+
+    `coarse` uses only every other node.
+    """
 
     segments: int
     length: float
@@ -116,7 +119,7 @@ class LengthDistortion(PathMeasure):
             return image
         return replace(image, sites=observation.image.lengths)
 
-    def value_of(self, place: str, path: _PathImage) -> Value:
+    def compute_value(self, place: str, path: _PathImage) -> Value:
         """Return the length distortion of a path."""
         if path.length == 0:
             return Value.missing(place, "undefined", "the path has length 0", path.segments)

@@ -51,7 +51,7 @@ CHUNK_ROWS = 4096
 RESERVOIR_ROWS = 2048
 """Maximum number of rows from which per-token statistics are computed."""
 
-TOP_SHARE = 0.01
+TOP_FRACTION = 0.01
 """Fraction of the rows, those with the largest squares, that ``top_share`` refers to."""
 
 AFFINE_ERROR = 0.01
@@ -108,7 +108,7 @@ def linearity_score(x: Samples, y: Samples) -> Tensor:
 
 
 def linearity_statistics(
-    x: Samples, y: Samples, *, owners: Tensor | None = None, folds: int = FOLDS
+    x: Samples, y: Samples, *, sample_index: Tensor | None = None, folds: int = FOLDS
 ) -> dict[str, float]:
     """Compute all statistics of `Linearity` for one place.
 
@@ -117,7 +117,7 @@ def linearity_statistics(
     x : tensor of shape (n, d)
         Any real type.
     y : tensor of shape (n, k)
-    owners : integer tensor of shape (n,), optional
+    sample_index : integer tensor of shape (n,), optional
         Index of the sequence that each row belongs to; by default each row is its own sequence.
         All rows of a sequence are in the same fold.
     folds : int
@@ -143,7 +143,7 @@ def linearity_statistics(
     if folds < 2:
         raise RequestError(f"folds = {folds}, expected at least 2")
     accumulator = _LinearityAccumulator(folds)
-    accumulator.add(x, y, owners, has_branch=x.shape[1] == y.shape[1])
+    accumulator.add(x, y, sample_index, has_branch=x.shape[1] == y.shape[1])
     return accumulator.statistics()
 
 
@@ -164,7 +164,8 @@ class _LinearityAccumulator(Accumulator):
     """
 
     def __init__(self, folds: int, rows: int = RESERVOIR_ROWS, parts: int | None = None) -> None:
-        self._folds, self._has_branch = folds, False
+        self._folds = folds
+        self._has_branch = False
         self.parts = parts or folds
         self._chooses_parts = parts is None
         self._reservoir = Reservoir(rows)
@@ -173,7 +174,8 @@ class _LinearityAccumulator(Accumulator):
         # Rows x and y of the first position of each sample, by part.
         self._first: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         self._samples = 0
-        self._rows, self._distinct = DistinctRows(), 0
+        self._rows = DistinctRows()
+        self._distinct = 0
         self._rounding = (EPSILON, EPSILON)
         # Minima and maxima of the columns of x and of y.
         self._extremes: list[tuple[Tensor, Tensor]] = []
@@ -183,7 +185,7 @@ class _LinearityAccumulator(Accumulator):
         self,
         x: Samples,
         y: Samples,
-        owners: Tensor | None = None,
+        sample_index: Tensor | None = None,
         samples: int | None = None,
         *,
         has_branch: bool = False,
@@ -191,7 +193,7 @@ class _LinearityAccumulator(Accumulator):
     ) -> None:
         """Add one batch, with the index of each row's sample and the number of samples.
 
-        Folds consist of whole `sources`, by default of `owners`, or of distinct rows.
+        Folds consist of whole `sources`, by default of `sample_index`, or of distinct rows.
         """
         x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
         if check_count(x, y, at_least=0) == 0:
@@ -209,13 +211,15 @@ class _LinearityAccumulator(Accumulator):
                 self.parts = GROUPS
         numbers = sources or self._rows.add(torch.cat([x.values, y.values], 1))
         self._distinct += numbers.distinct
-        if sources is None and owners is not None:
-            part = (owners + self._samples) % self.parts
-            self._samples += int(owners.max()) + 1 if samples is None else samples
+        if sources is None and sample_index is not None:
+            part = (sample_index + self._samples) % self.parts
+            self._samples += int(sample_index.max()) + 1 if samples is None else samples
         else:
             part = numbers.index.to(x.values.device) % self.parts
         self._add_sums(x, y, part)
-        is_first = _first_rows(owners) if owners is not None else torch.zeros_like(part).bool()
+        is_first = (
+            _first_rows(sample_index) if sample_index is not None else torch.zeros_like(part).bool()
+        )
         for index in torch.unique(part[is_first]).tolist():
             chosen = is_first & (part == index)
             pair = self._shift_and_scale(x.values[chosen], y.values[chosen])
@@ -296,7 +300,9 @@ class _LinearityAccumulator(Accumulator):
         del fit_of_all
         x, y, row_parts, is_first = self._reservoir.columns
         x, y = self._shift_and_scale(*(side.to(torch.float64, copy=True) for side in (x, y)))
-        predicted, held_out, first_errors = torch.zeros_like(y), 0.0, 0.0
+        predicted = torch.zeros_like(y)
+        held_out = 0.0
+        first_errors = 0.0
         for fold, parts in self.folds().items():
             sums = reduce(RegressionSums.plus, (self.sums[part] for part in parts))
             fit = total.minus(sums).fit(*self.rounding_of_inputs)
@@ -310,10 +316,11 @@ class _LinearityAccumulator(Accumulator):
         target = _Target(yy.sum().item(), errors, _squared_distances(y, total.y / total.n))
         statistics = target.statistics(held_out, in_sample, null, total.n)
         statistics["null"] = null
-        statistics |= self._without_first(total, held_out - first_errors)
+        statistics |= self._score_later_rows(total, held_out - first_errors)
         if xx.shape == xy.shape:
             # The fit of the branch y - x is the fit of y minus x, with the same errors.
-            inner, squares = xy.trace().item(), xx.trace().item()
+            inner = xy.trace().item()
+            squares = xx.trace().item()
             statistics["identity"] = _squared_cosine(inner, squares, target.total)
             branch = target.total - 2 * inner + squares
             if self._has_branch and branch > EPSILON * squares:
@@ -328,7 +335,7 @@ class _LinearityAccumulator(Accumulator):
                 statistics |= _token_statistics(errors, y, is_first)
         return statistics
 
-    def _without_first(self, total: RegressionSums, errors: float) -> dict[str, float]:
+    def _score_later_rows(self, total: RegressionSums, errors: float) -> dict[str, float]:
         """Return the score of the rows after each sample's first one, given their squared errors.
 
         Nothing is returned if rows are samples, or if these outputs are constant.
@@ -355,17 +362,17 @@ class _LinearityAccumulator(Accumulator):
         return {"after_norm": 1 - ((y - predicted).square().sum() / squares).item()}
 
 
-def _first_rows(owners: Tensor) -> Tensor:
+def _first_rows(sample_index: Tensor) -> Tensor:
     """Return a mask (n,) of the first row of each sample.
 
     None if no sample has others.
     """
-    numbers, index = torch.unique(owners, return_inverse=True)
-    is_first = torch.zeros(len(owners), dtype=torch.bool, device=owners.device)
-    if len(numbers) == len(owners):
+    numbers, index = torch.unique(sample_index, return_inverse=True)
+    is_first = torch.zeros(len(sample_index), dtype=torch.bool, device=sample_index.device)
+    if len(numbers) == len(sample_index):
         return is_first
-    rows = torch.arange(len(owners), device=owners.device)
-    first = rows.new_full((len(numbers),), len(owners)).scatter_reduce(0, index, rows, "amin")
+    rows = torch.arange(len(sample_index), device=sample_index.device)
+    first = rows.new_full((len(numbers),), len(sample_index)).scatter_reduce(0, index, rows, "amin")
     is_first[first] = True
     return is_first
 
@@ -470,7 +477,8 @@ class _Target:
         self, held_out: float, in_sample: float, null: float, n: int
     ) -> dict[str, float]:
         """Return the statistics, given the sums of squared errors."""
-        errors, squares = self.errors, self.squares
+        errors = self.errors
+        squares = self.squares
         statistics = {
             "value": 1 - held_out / self.total,
             "in_sample": max(0.0, 1 - in_sample / self.total),
@@ -479,7 +487,7 @@ class _Target:
             statistics["adjusted"] = 1 - in_sample / self.total / (1 - null)
         differs = squares > 0
         if differs.any():
-            count = math.ceil(TOP_SHARE * len(squares))
+            count = math.ceil(TOP_FRACTION * len(squares))
             statistics["per_token"] = (errors[differs] / squares[differs]).mean().item()
             statistics["top_share"] = (squares.topk(count).values.sum() / squares.sum()).item()
         return statistics
@@ -580,7 +588,7 @@ class Linearity(PooledMeasure):
         accumulator.add(
             x,
             y,
-            observation.owners,
+            observation.sample_index,
             observation.count,
             has_branch=has_branch,
             sources=observation.sources,

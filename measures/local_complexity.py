@@ -126,7 +126,8 @@ def star_boundaries(model: nn.Module, vertices: Tensor) -> list[tuple[int, float
 
 
 def _boundaries(star: Iterable[SegmentTrace]) -> tuple[int, float]:
-    count, nearest = 0, math.inf
+    count = 0
+    nearest = math.inf
     for trace in star:
         count += trace.crossings
         distances = (trace.t[1:-1] - 0.5).abs() * trace.length
@@ -227,7 +228,7 @@ class LocalComplexity(SampleMeasure):
         inputs = observation.inputs[: self._remaining]
         sources = observation.sources
         if len(inputs):
-            sources = sources and sources.of_rows(torch.arange(len(inputs)))
+            sources = sources and sources.select_rows(torch.arange(len(inputs)))
             super().update(replace(observation, inputs=inputs, sources=sources))
             self._remaining -= len(inputs)
 

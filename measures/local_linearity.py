@@ -73,7 +73,8 @@ def tangent_residuals(
     from nlbench.probes.function import directional_derivative
 
     outputs, slopes = directional_derivative(function, inputs, steps, limit=limit)
-    outputs, slopes = outputs.cpu().double(), slopes.cpu().double()
+    outputs = outputs.cpu().double()
+    slopes = slopes.cpu().double()
     residuals = torch.zeros(len(inputs), dtype=torch.float64)
     changes = torch.zeros(len(inputs), dtype=torch.float64)
     for sign in (1, -1):

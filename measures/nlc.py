@@ -145,12 +145,14 @@ def _terms(
     # Neighbouring samples, such as those of a sequence, would be too similar.
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
     inputs = inputs[order.to(inputs.device)]
-    slopes, spreads = [], []
+    slopes = []
+    spreads = []
     for first, second in _offsets(n, directions):
         direction = (inputs.roll(-first, 0) - inputs.roll(-second, 0)) / math.sqrt(2)
         outputs, derivatives = directional_derivative(function, inputs, direction, limit=limit)
         dtype = outputs.dtype
-        outputs, derivatives = _flat(outputs), _flat(derivatives)
+        outputs = _flat(outputs)
+        derivatives = _flat(derivatives)
         difference = outputs.roll(-first, 0) - outputs.roll(-second, 0)
         slopes.append(derivatives.square().sum(1))
         spreads.append(difference.square().sum(1) / 2)
@@ -174,7 +176,8 @@ def _flat(values: Tensor) -> Tensor:
 
 
 def _coefficient(slopes: Tensor, spreads: Tensor, floors: Tensor, dtype: torch.dtype) -> Tensor:
-    slope, spread = slopes.sum(), spreads.sum()
+    slope = slopes.sum()
+    spread = spreads.sum()
     if not (torch.isfinite(slope) and torch.isfinite(spread)):
         raise NotFinite("the squares of outputs or derivatives overflow in float64")
     if slope > 0 and spread < floors.sum():

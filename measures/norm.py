@@ -82,7 +82,9 @@ class _NormAccumulator(Accumulator):
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._n, self._change, self._size = 0, 0.0, 0.0
+        self._n = 0
+        self._change = 0.0
+        self._size = 0.0
 
     @torch.no_grad()
     def add(self, x: Samples, y: Samples) -> None:

@@ -1,4 +1,7 @@
-"""Papers that define several measures; others are cited in the file of their measure."""
+"""Papers that define several measures.
+
+Others are cited in the file of their measure.
+"""
 
 from __future__ import annotations
 

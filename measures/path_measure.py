@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from nlbench.measure import Measure, MoreMeans, Result, Value
-from nlbench.measure.replicates import group_index, without_each_group
+from nlbench.measure.replicates import group_index, leave_groups_out
 from nlbench.parsers import unique
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 
@@ -46,7 +46,7 @@ class Method:
     notes: Mapping[str, float] = field(default_factory=dict)
     is_single_precision: bool = False
 
-    def with_segment(self, observation: TracedSegment) -> Method:
+    def add_segment(self, observation: TracedSegment) -> Method:
         """Add a segment."""
         trace = observation.trace
         notes = dict(self.notes)
@@ -128,7 +128,7 @@ def _rounded_up(number: float) -> str:
         return f"{float(+Decimal(f'{number:.12g}')):g}"
 
 
-def with_means(result: Result, names: Iterable[str], parts: Iterable[str] = ()) -> Result:
+def add_means(result: Result, names: Iterable[str], parts: Iterable[str] = ()) -> Result:
     """Add further statistics, averaged over paths, to a summary if every path has them.
 
     For each of `parts`, the entries common to all paths are averaged.
@@ -157,7 +157,7 @@ def _means(paths: Sequence[Mapping[str, float]], names: Iterable[str]) -> dict[s
     return means
 
 
-def _without_paths(result: Result) -> tuple[float, ...]:
+def _leave_paths_out(result: Result) -> tuple[float, ...]:
     """Compute the replicates of the mean over paths, with each path in a group of its own if few.
 
     Paths without a value are in groups, too, so that networks measured on the same paths have the
@@ -167,7 +167,7 @@ def _without_paths(result: Result) -> tuple[float, ...]:
     if np.isnan(numbers).any():
         return ()
     groups = group_index(np.arange(len(numbers)))
-    return without_each_group(groups, lambda kept: float(numbers[kept].mean()))
+    return leave_groups_out(groups, lambda kept: float(numbers[kept].mean()))
 
 
 class PathSums:
@@ -209,14 +209,20 @@ class PathMeasure(Measure):
 
     @abstractmethod
     def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> Any:
-        """Measure one segment; results are summed with ``+``."""
+        """Measure one segment.
+
+        Results are summed with ``+``.
+        """
 
     def measure_observation(self, observation: TracedSegment) -> Any:
-        """Measure one segment from its observation; by default, from the trace alone."""
+        """Measure one segment from its observation.
+
+        By default, only its trace is used.
+        """
         return self.measure_segment(observation.trace)
 
     @abstractmethod
-    def value_of(self, place: str, path: Any) -> Value:
+    def compute_value(self, place: str, path: Any) -> Value:
         """Convert a path's sum to its value."""
 
     def reset(self) -> None:
@@ -226,14 +232,15 @@ class PathMeasure(Measure):
 
     def update(self, observation: TracedSegment) -> None:
         """Add one segment to its path."""
-        segment, path = self.measure_observation(observation), self._paths.get(observation.place)
+        segment = self.measure_observation(observation)
+        path = self._paths.get(observation.place)
         self._paths[observation.place] = segment if path is None else path + segment
-        self._method = self._method.with_segment(observation)
+        self._method = self._method.add_segment(observation)
 
     def compute(self) -> Result:
         """Return the value of each path."""
-        values = [self.value_of(place, path) for place, path in self._paths.items()]
+        values = [self.compute_value(place, path) for place, path in self._paths.items()]
         result = Result.of(values, n=sum(value.n for value in values))
         if self.replicated:
-            result = replace(result, replicates=_without_paths(result))
-        return self._method.annotate(with_means(result, self.means, self.parts))
+            result = replace(result, replicates=_leave_paths_out(result))
+        return self._method.annotate(add_means(result, self.means, self.parts))

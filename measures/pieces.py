@@ -22,9 +22,11 @@ CURVE = (0.1, 0.03, 0.01, 0.003, 0.001)
 """Tolerances at which the number of pieces is recorded."""
 
 # Vertices tested at once, at the start of a piece and at most, since most pieces are short.
-MIN_BLOCK_VERTICES, MAX_BLOCK_VERTICES = 4, 32
+MIN_BLOCK_VERTICES = 4
+MAX_BLOCK_VERTICES = 32
 # Elements in memory at once, vertices above which only their hull is kept.
-BLOCK_ELEMENTS, MIN_HULL_VERTICES = 2**21, 512
+BLOCK_ELEMENTS = 2**21
+MIN_HULL_VERTICES = 512
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -65,12 +67,14 @@ def piece_count(trace: SegmentTrace | SegmentEstimate, tolerance: float = 0.01) 
     """
     if not 0 <= tolerance < math.inf:
         raise RequestError(f"a tolerance of {tolerance}, expected a finite, non-negative number")
-    t, y = trace.t.cpu().numpy(), trace.values.cpu().numpy().astype(np.float64)
+    t = trace.t.cpu().numpy()
+    y = trace.values.cpu().numpy().astype(np.float64)
     size = np.abs(y).max(0)
     margin = np.maximum(tolerance * np.ptp(y, axis=0), rounding(trace).cpu().numpy())
     # Scaling a logit does not change its pieces; unscaled, the products below may overflow.
     unit = np.maximum(size, np.finfo(np.float64).tiny)
-    y, margin = y / unit, margin / unit
+    y = y / unit
+    margin = margin / unit
     count = 0
     while True:
         count += 1
@@ -78,7 +82,8 @@ def piece_count(trace: SegmentTrace | SegmentEstimate, tolerance: float = 0.01) 
         if end is None:
             return count
         (vertex, cut, values) = end
-        t, y = np.append(cut, t[vertex:]), np.vstack([values, y[vertex:]])
+        t = np.append(cut, t[vertex:])
+        y = np.vstack([values, y[vertex:]])
 
 
 def _longest_piece(t: Array, y: Array, margin: Array) -> tuple[int, float, Array] | None:
@@ -94,7 +99,9 @@ def _longest_piece(t: Array, y: Array, margin: Array) -> tuple[int, float, Array
         reaches the last vertex.
     """
     low, high = np.full(len(margin), -np.inf), np.full(len(margin), np.inf)
-    hull, limit, done = np.array([0]), MIN_HULL_VERTICES, 1
+    hull = np.array([0])
+    limit = MIN_HULL_VERTICES
+    done = 1
     vertices = MIN_BLOCK_VERTICES
     while done < len(t):
         rows = max(1, min(vertices, BLOCK_ELEMENTS // (len(hull) * len(margin))))
@@ -111,7 +118,9 @@ def _longest_piece(t: Array, y: Array, margin: Array) -> tuple[int, float, Array
             last = int(impossible.argmax()) - 1
             vertex = done + last
             return vertex, *_cut(t, y, margin, vertex, lows[last], highs[last])
-        low, high, done = lows[-1], highs[-1], int(block[-1]) + 1
+        low = lows[-1]
+        high = highs[-1]
+        done = int(block[-1]) + 1
         hull = earlier
         if len(hull) > limit:
             hull = np.unique(np.concatenate([_hull(t, y[:, j], hull) for j in range(len(margin))]))
@@ -126,7 +135,8 @@ def _cut(
 
     The steepest and the flattest line bound all others on this edge.
     """
-    seen, last = slice(vertex), vertex - 1
+    seen = slice(vertex)
+    last = vertex - 1
     past = (t[seen] - t[last])[:, None]
     above = (y[seen] - margin - high * past).max(0) - (y[last] - margin)
     below = (y[last] + margin) - (y[seen] + margin - low * past).min(0)
@@ -220,7 +230,7 @@ class Pieces(PathMeasure):
         tolerances = {float(self.settings["tolerance"]), *CURVE}
         return _PathPieces({e: (piece_count(trace, e),) for e in tolerances})
 
-    def value_of(self, place: str, path: _PathPieces) -> Value:
+    def compute_value(self, place: str, path: _PathPieces) -> Value:
         """Return the number of pieces of a path."""
         tolerance = float(self.settings["tolerance"])
         segments = path.counts[tolerance]

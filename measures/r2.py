@@ -160,8 +160,10 @@ def _r2_of_rows(
     """Compute the ordinary or adjusted R² of `r2_score`, given the number of distinct samples."""
     _check_enough(check_count(x, y), distinct, x.shape[1])
     y.check_varies("output")
-    inputs, targets = centered(x.varying_values), centered(y.varying_values)
-    input_unit, output_unit = _column_units(x), _column_units(y)
+    inputs = centered(x.varying_values)
+    targets = centered(y.varying_values)
+    input_unit = _column_units(x)
+    output_unit = _column_units(y)
     if input_unit is not None:
         inputs /= input_unit
     if output_unit is None:
@@ -243,7 +245,7 @@ def _decompose(
     return left[:, is_significant], singular_values[is_significant], right[is_significant]
 
 
-def _directions_of(moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
+def _find_directions(moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
     """Return scales (d,) of the varying inputs, and eigenpairs (r,), (d, r) of their correlation.
 
     Omits directions below `MIN_RELATIVE_SPREAD` or within rounding error of the data. The
@@ -261,10 +263,11 @@ def _directions_of(moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _r2_of_moments(moments: Moments, distinct: int, kind: str, weighting: str) -> Tensor:
-    inputs, outputs = moments.varying_x, moments.varying_y
+    inputs = moments.varying_x
+    outputs = moments.varying_y
     _check_enough(moments.n, distinct, moments.inputs)
     moments.check_varies("output")
-    scale, eigenvalues, directions = _directions_of(moments)
+    scale, eigenvalues, directions = _find_directions(moments)
     projections = moments.xy[inputs][:, outputs] / scale[:, None]
     projections = directions.T @ projections / eigenvalues.sqrt()[:, None]
     totals = moments.yy.diagonal()[outputs]
@@ -351,7 +354,8 @@ def _prediction_errors(
     """
     inputs = varying_columns(x, rounding)
     x, origin = x[:, inputs], x[0, inputs]
-    y_mean, shift = y.mean(0), (x - origin).mean(0)
+    y_mean = y.mean(0)
+    shift = (x - origin).mean(0)
     deviations = centered(x)
     unit = column_units(deviations)
     deviations /= unit
@@ -368,7 +372,8 @@ class _R2Accumulator(PairsAccumulator):
 
     def __init__(self, kind: str, weighting: str) -> None:
         super().__init__()
-        self._kind, self._weighting = kind, weighting
+        self._kind = kind
+        self._weighting = weighting
         self._rows = DistinctRows()
         self._distinct = 0
 
@@ -402,7 +407,8 @@ class _FoldAccumulator(Accumulator):
 
     def __init__(self, folds: int, weighting: str) -> None:
         self.n = 0
-        self._folds, self._weighting = folds, weighting
+        self._folds = folds
+        self._weighting = weighting
         self._distinct = DistinctRows()
         # Inputs, outputs and numbers of samples.
         self._rows: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -413,7 +419,10 @@ class _FoldAccumulator(Accumulator):
 
     @torch.no_grad()
     def add(self, x: Samples, y: Samples, sources: RowNumbers | None = None) -> None:
-        """Add one batch; the tensors are copied."""
+        """Add one batch.
+
+        The tensors are copied.
+        """
         x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
         if check_count(x, y, at_least=0) == 0:
             return
@@ -472,19 +481,20 @@ class _FoldAccumulator(Accumulator):
         total = reduce(Moments.merged, self._moments.values())
         outputs = total.varying_y
         total.check_varies("output")
-        parts = {index: part.in_units(total.unit) for index, part in self._moments.items()}
+        parts = {index: part.convert_units(total.unit) for index, part in self._moments.items()}
         residual = torch.zeros_like(total.mean[total.inputs :][outputs])
         for index, test in parts.items():
             train = reduce(Moments.merged, (p for i, p in parts.items() if i != index))
-            residual += _squared_errors(train.in_units(total.unit), test)[outputs]
-        totals, unit = total.yy.diagonal()[outputs], total.unit_y[outputs]
+            residual += _squared_errors(train.convert_units(total.unit), test)[outputs]
+        totals = total.yy.diagonal()[outputs]
+        unit = total.unit_y[outputs]
         return _mean_score(residual, totals, unit, self._weighting)
 
 
 def _squared_errors(train: Moments, test: Moments) -> Tensor:
     """Sum the squared prediction errors (k,) of the fit to training samples for test samples."""
     inputs = train.varying_x
-    scale, eigenvalues, directions = _directions_of(train)
+    scale, eigenvalues, directions = _find_directions(train)
     frame = directions / scale[:, None]
     slopes = (frame / eigenvalues) @ (frame.T @ train.xy[inputs])
     shift = test.mean - train.mean
@@ -585,7 +595,10 @@ class R2(PairsMeasure):
 
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
-        """Return the bounds; only the ordinary value is never negative."""
+        """Return the bounds.
+
+        Only the ordinary value is never negative.
+        """
         return cls.bounds if options["kind"] == "ordinary" else (-math.inf, 1.0)
 
     def accumulator(self) -> Accumulator:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from nlbench.citation import Source
 from nlbench.errors import Undefined
 from nlbench.measure import Value
-from nlbench.probes.lines import SegmentEstimate, SegmentTrace, bends, rounding
+from nlbench.probes.lines import SegmentEstimate, SegmentTrace, find_breakpoints, rounding
 
 from .path_measure import PathMeasure
 
@@ -74,7 +74,7 @@ def count_regions(trace: SegmentTrace) -> RegionCounts:
     >>> count_regions(trace)
     RegionCounts(activation=3, connected=3, affine=3)
     """
-    t, values, error = (part.cpu().numpy() for part in (*bends(trace), rounding(trace)))
+    t, values, error = (part.cpu().numpy() for part in (*find_breakpoints(trace), rounding(trace)))
     return RegionCounts(trace.regions, len(t) - 1, _distinct_lines(t, values, error))
 
 
@@ -105,7 +105,8 @@ def _passes(
     t: Array, values: Array, slopes: Array, lines: list[int], interval: int, error: Array
 ) -> npt.NDArray[np.bool_]:
     """Return a mask of the `lines` that pass through both ends of an interval."""
-    ends, width = slice(interval, interval + 2), np.diff(t)
+    ends = slice(interval, interval + 2)
+    width = np.diff(t)
     step = t[ends] - t[lines, None]
     line = values[lines, None] + slopes[lines, None] * step[:, :, None]
     # The ends of a line are known to `error`; its uncertainty grows with the distance from them.
@@ -174,7 +175,7 @@ class Regions(PathMeasure):
             raise Undefined(trace.refused or hint)
         return (count_regions(trace),)
 
-    def value_of(self, place: str, path: tuple[RegionCounts, ...]) -> Value:
+    def compute_value(self, place: str, path: tuple[RegionCounts, ...]) -> Value:
         """Return the numbers of regions of a path."""
         total = path[0]
         for counts in path[1:]:

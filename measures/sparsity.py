@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 NEAR_ZERO = 1e-3
 
 # Entries processed at a time, to fit into a CPU's cache or a GPU's memory.
-CPU_CHUNK_ENTRIES, GPU_CHUNK_ENTRIES = 2**19, 2**27
+CPU_CHUNK_ENTRIES = 2**19
+GPU_CHUNK_ENTRIES = 2**27
 
 NUMPY_TYPES = (torch.float32, torch.float64)
 
@@ -31,7 +32,7 @@ MIN_ROW_ENTRIES = 512
 
 
 @torch.no_grad()
-def share_near_zero(values: Tensor) -> Tensor:
+def fraction_near_zero(values: Tensor) -> Tensor:
     """Compute the fraction of each sample's entries with a magnitude of at most 1e-3.
 
     Parameters
@@ -58,7 +59,7 @@ def share_near_zero(values: Tensor) -> Tensor:
 
     Examples
     --------
-    >>> share_near_zero(torch.tensor([[0.0, 5e-4, -1.0, 2.0], [1.0, 1.0, 1.0, 1.0]]))
+    >>> fraction_near_zero(torch.tensor([[0.0, 5e-4, -1.0, 2.0], [1.0, 1.0, 1.0, 1.0]]))
     tensor([0.5000, 0.0000], dtype=torch.float64)
     """
     if values.dim() == 0 or values.is_complex():
@@ -151,12 +152,12 @@ class Sparsity(PooledMeasure):
     independent_sites: ClassVar[bool] = True
     source: ClassVar[Source] = affinity_paper("appendix E")
     unreduced: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {
-        "share_near_zero": share_near_zero
+        "fraction_near_zero": fraction_near_zero
     }
 
     def samples(self, observation: SiteBatch) -> tuple[Tensor, Tensor]:
         """Return the fractions for the unreduced tensors, one per sample."""
-        before, after = observation.unreduced["share_near_zero"]
+        before, after = observation.unreduced["fraction_near_zero"]
         return before, after
 
     def accumulator(self) -> ChangeAccumulator:

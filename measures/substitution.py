@@ -15,7 +15,7 @@ from torch import Tensor
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import Measure, MoreMeans, Result, Value
 from nlbench.measure.left_out import merge_all_but_one
-from nlbench.measure.replicates import combine, without_each_group
+from nlbench.measure.replicates import combine, leave_groups_out
 from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option
 from nlbench.probes.replacement.replacement_probe import DEGREES, UNFITTED
@@ -119,8 +119,10 @@ class _ClassTerms:
         Positions are ignored where `tokens`, of shape (n, ...), is False.
         """
         if outputs.device.type == "mps":
-            outputs, replaced = outputs.cpu(), replaced.cpu()
-        shape, classes = outputs.shape[:-1], outputs.shape[-1]
+            outputs = outputs.cpu()
+            replaced = replaced.cpu()
+        shape = outputs.shape[:-1]
+        classes = outputs.shape[-1]
         before, after = (logits.reshape(-1, classes) for logits in (outputs, replaced))
         terms = torch.zeros(4, len(before), dtype=torch.float64, device=before.device)
         if labels is None:
@@ -177,14 +179,14 @@ class _Terms:
             raise NotFinite("the outputs with the place replaced are not finite")
         return mean / scale
 
-    def without_groups(self, cost: str, groups: NDArray[np.integer[Any]]) -> tuple[float, ...]:
+    def leave_groups_out(self, cost: str, groups: NDArray[np.integer[Any]]) -> tuple[float, ...]:
         """Compute the mean without each group of samples."""
         sums, weights = (
             torch.cat(column).numpy() for column in zip(*self.parts[cost], strict=True)
         )
         if len(groups) != len(sums):
             return ()
-        return without_each_group(groups, lambda kept: sums[kept].sum() / weights[kept].sum())
+        return leave_groups_out(groups, lambda kept: sums[kept].sum() / weights[kept].sum())
 
 
 class Substitution(Measure):
@@ -269,7 +271,9 @@ class Substitution(Measure):
 
     def update(self, observation: ReplacedOutputs) -> None:
         """Compare the outputs of one batch with those of one map at one place."""
-        outputs, replaced, labels = observation.outputs, observation.replaced, observation.labels
+        outputs = observation.outputs
+        replaced = observation.replaced
+        labels = observation.labels
         tokens = observation.tokens
         counted_outputs = outputs if tokens is None else outputs[tokens]
         if not bool(torch.isfinite(counted_outputs).all()):
@@ -316,7 +320,8 @@ class Substitution(Measure):
         if tokens is not None:
             valid = tokens.cpu().reshape(*tokens.shape, *(1,) * (outputs.ndim - tokens.ndim))
         valid = valid.expand(outputs.shape).flatten(1)
-        outputs, replaced = outputs.flatten(1), replaced.flatten(1)
+        outputs = outputs.flatten(1)
+        replaced = replaced.flatten(1)
         squares = torch.where(valid, (replaced - outputs).square(), 0.0).sum(1)
         terms.add("squared", (squares, valid.double().sum(1)))
         if observation.batch > self._batch:
@@ -347,7 +352,8 @@ class Substitution(Measure):
 
     def compute(self) -> Result:
         """Return the cost of each place."""
-        scale, n = 1.0, 0
+        scale = 1.0
+        n = 0
         scales: tuple[float, ...] = (1.0,) * len(np.unique(self._groups.array))
         if self._cost == "squared":
             scale = _mean_variance(*self._moments)
@@ -377,7 +383,7 @@ class Substitution(Measure):
                 raise Undefined(
                     f"{n} sample to evaluate maps on, at least {MIN_SAMPLES} are needed"
                 )
-            means = first.without_groups(self._cost, groups)
+            means = first.leave_groups_out(self._cost, groups)
             replicates = combine(lambda cost, unit: cost / unit, means, scales) if means else ()
             values.append(Value(place, statistics, n, replicates=replicates))
         return Result.of(values, n=n, notes={"cost": self._cost})

@@ -24,10 +24,10 @@ class PluginError(NlbenchError):
 
 
 class Undefined(NlbenchError, ValueError):
-    """The value doesn't exist; the message is the reason.
+    """The value doesn't exist.
 
-    A measure raises it for a place or for a whole subject. It is not a failure: the status of the
-    result becomes ``undefined``.
+    The message is the reason. A measure raises this error for a place or for a whole subject. It is
+    not a failure: the status of the result becomes ``undefined``.
     """
 
 
@@ -71,17 +71,17 @@ def one_line(text: object, limit: int = 2000) -> str:
     >>> one_line("two\nlines \x1b[31mred")
     'two lines [31mred'
     """
-    words = without_controls(" ".join(str(text)[: 4 * limit].split()))
+    words = strip_controls(" ".join(str(text)[: 4 * limit].split()))
     plain = " ".join(words.split())  # again, since removing controls may leave empty words
     return plain if len(plain) <= limit else f"{plain[: limit - 1]}…"
 
 
-def without_controls(text: str) -> str:
+def strip_controls(text: str) -> str:
     r"""Remove control characters from untrusted text, except line ends and tabs.
 
     Examples
     --------
-    >>> without_controls("two\nlines \x1b[31mred")
+    >>> strip_controls("two\nlines \x1b[31mred")
     'two\nlines [31mred'
     """
     return "".join(c for c in text if c in _ALLOWED or unicodedata.category(c)[0] != "C")
@@ -99,11 +99,11 @@ def error_text(error: BaseException) -> str:
     >>> error_text(RequestError("no model")), error_text(KeyError("size"))
     ('no model', "KeyError: 'size'")
     """
-    message = one_line(message_of(error))
+    message = one_line(error_message(error))
     return message if isinstance(error, NlbenchError) else f"{type(error).__name__}: {message}"
 
 
-def message_of(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """Return the text of an error, or a replacement if its own ``__str__`` fails."""
     try:
         return str(error)
@@ -121,13 +121,13 @@ def first_line(error: BaseException) -> str:
     >>> first_line(RuntimeError("no room\nfor this")), first_line(KeyError())
     ('no room', 'KeyError')
     """
-    return (message_of(error).splitlines() or [type(error).__name__])[0]
+    return (error_message(error).splitlines() or [type(error).__name__])[0]
 
 
 def system_text(error: Exception) -> str:
     """Return the message of an OSError without its number and file name."""
     message = getattr(error, "strerror", None)
-    return str(message or message_of(error)) or type(error).__name__
+    return str(message or error_message(error)) or type(error).__name__
 
 
 def shorten(value: object, limit: int = 80) -> str:

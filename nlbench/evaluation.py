@@ -17,7 +17,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError, first_line, nearest, shorten
 from nlbench.execution.machine import describe_machine
-from nlbench.execution.unit_runner import records_of
+from nlbench.execution.unit_runner import measure_subject
 from nlbench.introspection.batch_independence import DEPENDS_ON_ORDER
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes, refuse_lazy
@@ -225,7 +225,7 @@ def compare_weights(
         samples = _read_samples(network, inputs, _as_labels(labels), MAX_SAMPLES)
         is_divisible = _is_divisible(network, samples, output)
         if is_divisible:
-            samples = samples.in_random_order()
+            samples = samples.shuffle_rows()
         count = None if is_divisible else len(samples.inputs)
         with single_tensor_call(network, samples.arguments, count, output):
             return weight_linearity(start, network, samples.inputs, directions=directions)
@@ -236,7 +236,7 @@ def combine(runs: Sequence[Run]) -> Run:
     records = [record for run in runs for record in run.records]
     seconds = round(sum(float(run.manifest["seconds"]) for run in runs), 3)
     manifest = replace(Manifest.from_dict(runs[0].manifest), seconds=seconds)
-    return Run(manifest.of_records(records), records)
+    return Run(manifest.describe_records(records), records)
 
 
 def _evaluate(
@@ -284,7 +284,7 @@ def _measure(
 ) -> Run:
     """Measure a model on samples, which keep their order unless they are divisible."""
     if is_divisible:
-        samples = samples.in_random_order()
+        samples = samples.shuffle_rows()
     stream = samples.stream
     resolved = resolve_settings(measures, settings, inputs=samples.inputs)
     for probe, options in resolved.probes.items():
@@ -351,7 +351,7 @@ def _measure(
     ):
         machine = describe_machine(device)
         records = list(
-            records_of(
+            measure_subject(
                 subject,
                 cells,
                 {measure.name: measure for measure, _ in resolved.measures},
@@ -370,7 +370,7 @@ def _measure(
     request = {"measures": [m.name for m in measures], "settings": requested}
     seconds = round(time.perf_counter() - start, 3)
     manifest = replace(make_manifest(request, machine), seconds=seconds)
-    return Run(manifest.of_records(records), records)
+    return Run(manifest.describe_records(records), records)
 
 
 def _check_model(model: object) -> None:
@@ -408,7 +408,7 @@ class _Samples(NamedTuple):
     stream: Batches | None
     arguments: ArgumentLayout
 
-    def in_random_order(self) -> _Samples:
+    def shuffle_rows(self) -> _Samples:
         """Return samples in memory in random order, as those of a stream are already."""
         if self.stream is not None:
             return self

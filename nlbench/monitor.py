@@ -84,7 +84,9 @@ class Monitor:
                 "inputs: an iterator can be read only once, expected a loader or tensor"
             )
         self.steps = 0
-        self._model, self._inputs, self._measures = model, inputs, measures
+        self._model = model
+        self._inputs = inputs
+        self._measures = measures
         self._options = {"labels": labels, "settings": settings, "name": name}
         self._every = every
         self._runs: list[Run] = []
@@ -96,7 +98,10 @@ class Monitor:
             self._checkpoint = self._copy_weights()
 
     def step(self) -> Run | None:
-        """Count a training step; if a measurement is due, measure the model and return the run."""
+        """Count a training step and measure the model if a measurement is due.
+
+        Return the run, or None if no measurement was due.
+        """
         self.steps += 1
         if self._every is not None:
             return self.measure() if self.steps % self._every == 0 else None

@@ -31,7 +31,7 @@ from nlbench.store.record import (
     RecordedMachine,
     RecordedMeasure,
     RecordedProbe,
-    decisions_of,
+    read_decisions,
 )
 from nlbench.subjects.data import DatasetInfo, dataset_info
 from nlbench.subjects.facts import SubjectFacts
@@ -68,7 +68,8 @@ class SubjectPlan:
         On a machine other than `planned_on`, the dataset's fingerprint is not compared, since a
         copy of the files may have different modification times.
         """
-        spec, changed = self.spec, ""
+        spec = self.spec
+        changed = ""
         if self.weights and choose_weights(spec).identity != self.weights:
             changed = f"{spec.model} with weights {self.label}: the file has"
         fingerprint = dataset_info(registry.load("datasets", spec.data)).fingerprint
@@ -141,7 +142,7 @@ class Plan:
         """The settings and keys that determine the results of the cells."""
         decisions: dict[tuple[object, ...], object] = {}
         for cell in self.cells:
-            decisions |= decisions_of(cell)
+            decisions |= read_decisions(cell)
         for subject in self.subjects:
             decisions["sources", *subject.identity] = (subject.settings_key, dict(subject.sources))
         return decisions

@@ -79,7 +79,10 @@ class ProgressMonitor:
         """Handle the start of a call to a measure."""
 
     def leave(self) -> None:
-        """Handle the end of the call; raise if the measure took too long."""
+        """Handle the end of the call.
+
+        Raise if the measure took too long.
+        """
 
 
 LOG_SECONDS = 5.0
@@ -109,7 +112,10 @@ class _Rate(ProgressColumn):
 
 
 class Bar:
-    """A progress bar on standard error for a ``with`` block; by default only on terminals."""
+    """A progress bar on standard error for a ``with`` block.
+
+    By default, it is shown only on terminals.
+    """
 
     def __init__(self, visible: bool | None = None) -> None:
         self._visible = sys.stderr.isatty() if visible is None else visible
@@ -165,7 +171,8 @@ class PlainProgress:
     """
 
     def __init__(self, interval: float = LOG_SECONDS, *, is_quiet: bool = False) -> None:
-        self._interval, self._is_quiet = interval, is_quiet
+        self._interval = interval
+        self._is_quiet = is_quiet
         self._printed = time.monotonic() if is_quiet else -math.inf
         self._total = self._count = 0
         self._start = time.monotonic()

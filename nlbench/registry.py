@@ -55,7 +55,10 @@ class Family(ABC):
     claimed_form: str = ""
 
     def names(self) -> Sequence[str]:
-        """Return the members' names without the family's; empty if they can't be enumerated."""
+        """Return the members' names without the family's.
+
+        There are none if they can't be enumerated.
+        """
         return ()
 
     @abstractmethod
@@ -117,7 +120,10 @@ class Entry:
 
     @property
     def conflict(self) -> str:
-        """Description of a malformed entry point or of conflicting claims; empty if none."""
+        """Description of a malformed entry point or of conflicting claims.
+
+        It is empty if there are none.
+        """
         if len(self.claims) == 1:
             (point,) = self.claims
             if is_readable(point):
@@ -220,7 +226,7 @@ def load(group: str, name: str) -> Any:
         # A family that failed to import is imported again to get its error message.
         loaded = entry.claims[0].load() if entry.family is None else entry.family
         is_family = entry.claims[0].name.endswith("/*")
-        return _family_of(loaded).load(entry.member) if is_family else loaded
+        return _make_family(loaded).load(entry.member) if is_family else loaded
     except NlbenchError:
         raise
     except BaseException as error:
@@ -244,7 +250,7 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
     """
     known: dict[str, Entry] | None = None
     expanded: dict[str, None] = {}
-    for pattern in _without_questions(patterns) if group == "measures" else patterns:
+    for pattern in _expand_questions(patterns) if group == "measures" else patterns:
         if not any(c in pattern for c in "*?[") or os.path.exists(pattern):  # noqa: PTH110
             expanded.setdefault(find(group, pattern).name)
             continue
@@ -268,7 +274,7 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
     return list(expanded)
 
 
-def _without_questions(patterns: Iterable[str]) -> Iterator[str]:
+def _expand_questions(patterns: Iterable[str]) -> Iterator[str]:
     """Replace each ``@NAME`` by the measures of the question, and ``@all`` by a glob."""
     for pattern in patterns:
         name = pattern.removeprefix("@")
@@ -296,8 +302,8 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
     return tuple(point for point in installed()[0] if point.group == group)
 
 
-def version_of(distribution: str) -> str | None:
-    """Return the version of a distribution; None if it isn't installed."""
+def find_version(distribution: str) -> str | None:
+    """Return the version of a distribution, or None if it isn't installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -343,7 +349,8 @@ def _installed(
 def name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
     """Return the name and version of a distribution, cached since metadata is slow to parse."""
     try:
-        name, version = distribution.name, distribution.version
+        name = distribution.name
+        version = distribution.version
     except Exception:
         # If the metadata can't be read, fall back to the folder name.
         name = version = ""
@@ -368,7 +375,10 @@ def _modification_time(path: str) -> int:
 
 
 def _points(group: str) -> dict[str, tuple[EntryPoint, ...]]:
-    """Return the entry points of a group, keyed by name; a distribution counts only once."""
+    """Return the entry points of a group, keyed by name.
+
+    A distribution counts only once.
+    """
     if group not in GROUPS:
         raise RequestError(f"there is no group '{group}'{nearest(group, GROUPS)}")
     claims: dict[str, dict[tuple[str, str], EntryPoint]] = {}
@@ -386,12 +396,12 @@ def _families(group: str, points: Mapping[str, tuple[EntryPoint, ...]]) -> dict[
             family: Family | None = None
             # A broken family is reported when a member is loaded; listings skip it.
             with contextlib.suppress(Exception, SystemExit):
-                family = _family_of(claims[0].load()) if len(claims) == 1 else None
+                family = _make_family(claims[0].load()) if len(claims) == 1 else None
             families[name.removesuffix("/*")] = Entry(group, name, claims, family)
     return families
 
 
-def _family_of(loaded: object) -> Family:
+def _make_family(loaded: object) -> Family:
     family = loaded() if isinstance(loaded, type) else loaded
     if not isinstance(family, Family):
         raise PluginError(
@@ -444,7 +454,7 @@ def _parse(file: Path, changed: int) -> ast.Module:
 
 
 def find_source(module: str) -> ModuleSpec | None:
-    """Find a module's spec without importing its parent packages; None if there is none.
+    """Find a module's spec without importing its parent packages.
 
     Examples
     --------

@@ -302,7 +302,7 @@ def load_recorded(run: Run, facts: SubjectFacts, device: str) -> Subject:
         options=tuple(sorted((facts.data_options or {}).items())),
         arguments=tuple(sorted((facts.arguments or {}).items())),
     )
-    subject = load_subject(_with_path(spec, run), resolve_device(device))
+    subject = load_subject(_restore_path(spec, run), resolve_device(device))
     for what, noun in (("weights_hash", "weights"), ("sample_hash", "samples")):
         recorded = getattr(facts, what)
         if recorded and recorded != getattr(subject.facts, what):
@@ -312,7 +312,7 @@ def load_recorded(run: Run, facts: SubjectFacts, device: str) -> Subject:
     return subject
 
 
-def _with_path(spec: SubjectSpec, run: Run) -> SubjectSpec:
+def _restore_path(spec: SubjectSpec, run: Run) -> SubjectSpec:
     """Replace a checkpoint's label, which is recorded, by its path, which was requested."""
     from nlbench.subjects.weights_choice import FRESH_WEIGHTS, choose_weights
 
@@ -353,9 +353,9 @@ def _features(
     observed: dict[str, tuple[Tensor, Tensor]] = {}
 
     def add(batch: SiteBatch) -> None:
-        owners = batch.owners
-        owner = numbers if owners is None else numbers[owners.cpu()]
-        observed[batch.place] = batch.y[:rows].detach().cpu().clone(), owner[:rows]
+        sample_index = batch.sample_index
+        input_index = numbers if sample_index is None else numbers[sample_index.cpu()]
+        observed[batch.place] = batch.y[:rows].detach().cpu().clone(), input_index[:rows]
 
     observe_sites(
         subject.model,
@@ -370,6 +370,6 @@ def _features(
     lengths = [len(values) for values, _ in observed.values()]
     usual = max(set(lengths), key=lengths.count)
     kept = {place: pair for place, pair in observed.items() if len(pair[0]) == usual}
-    owner = next(iter(kept.values()))[1]
+    input_index = next(iter(kept.values()))[1]
     features = {place: values for place, (values, _) in kept.items()}
-    return features, group_index(owner.numpy())
+    return features, group_index(input_index.numpy())

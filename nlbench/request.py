@@ -25,7 +25,10 @@ EXECUTORS = ("serial", "processes", "dask")
 
 
 def _option(help: str, default: Any = MISSING, **declaration: Any) -> Any:
-    """Create a dataclass field with an option; if no default is given, it is an empty table."""
+    """Create a dataclass field with an option.
+
+    The default is an empty table.
+    """
     is_table = default is MISSING
     option = Option({} if is_table else default, help, **declaration)
     defaults: dict[str, Any] = {"default_factory": dict} if is_table else {"default": default}
@@ -37,12 +40,12 @@ def _integer(help: str, default: int | None, *, minimum: int = 0, **declaration:
     return _option(help, default, kind="integer", minimum=minimum, **declaration)
 
 
-def options_of(kind: type[Any]) -> dict[str, Option]:
+def list_options(kind: type[Any]) -> dict[str, Option]:
     """Return the options of a dataclass, keyed by field.
 
     Examples
     --------
-    >>> options_of(Request)["models"].names
+    >>> list_options(Request)["models"].names
     ('model', 'models')
     """
     options = {entry.name: entry.metadata["option"] for entry in fields(kind)}
@@ -50,8 +53,11 @@ def options_of(kind: type[Any]) -> dict[str, Option]:
 
 
 def _validate(request: Any) -> None:
-    """Validate the fields of an options dataclass; called from its ``__post_init__``."""
-    for name, option in options_of(type(request)).items():
+    """Validate the fields of an options dataclass.
+
+    Call this function from its ``__post_init__``.
+    """
+    for name, option in list_options(type(request)).items():
         value = getattr(request, name)
         if value is not None or option.default is not None:
             object.__setattr__(request, name, option.parse(value, name))
@@ -260,7 +266,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise RequestError(f"{path} is not TOML: {shorten(error, 200)}") from error
     known: dict[str, tuple[str, Option]] = {}
     for kind in (Request, ExecutionOptions, RunOptions):
-        for name, option in options_of(kind).items():
+        for name, option in list_options(kind).items():
             known |= dict.fromkeys((*option.names, name), (name, option))
     values: dict[str, Any] = {}
     spellings: dict[str, str] = {}
@@ -293,7 +299,7 @@ def to_toml(request: Request) -> str:
     """
     import tomli_w
 
-    content = {name: getattr(request, name) for name in options_of(Request)}
+    content = {name: getattr(request, name) for name in list_options(Request)}
     settings = dict(content.pop("settings"))
     content = {name: list(v) if isinstance(v, tuple) else v for name, v in content.items()}
     return tomli_w.dumps({**content, "set": settings} if settings else content)

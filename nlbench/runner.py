@@ -18,7 +18,7 @@ import torch
 from nlbench.errors import NlbenchError, RequestError
 from nlbench.execution.executors import WorkerPool, execute
 from nlbench.execution.machine import describe_machine, describe_machine_in_subprocess
-from nlbench.execution.work_units import units_of
+from nlbench.execution.work_units import group_by_subject
 from nlbench.introspection.precision import exact_arithmetic, resolve_device
 from nlbench.introspection.process_state import foreign_changes, restored_process_state
 from nlbench.introspection.threads import default_threads, torch_threads
@@ -127,7 +127,8 @@ def run(
     KeyboardInterrupt
         On Ctrl-C or a termination signal; finished cells are kept.
     """
-    monitor, folder = ProgressMonitor(progress), RunFolder(out)
+    monitor = ProgressMonitor(progress)
+    folder = RunFolder(out)
     execution = execution or ExecutionOptions()
     is_new = not folder.holds_a_run() and not os.path.lexists(folder.path)
     with interruptible():
@@ -137,7 +138,7 @@ def run(
             return finished
         pool = _worker_pool(execution, plan)
         if foreign_changes() > changes_before:
-            pool = pool.in_processes()
+            pool = pool.use_processes()
         with folder.open(plan.decisions):
             if superseded := folder.set_aside(plan.decisions):
                 monitor.warn(superseded)
@@ -240,11 +241,16 @@ def _copy_known(folder: RunFolder, cells: Sequence[Cell], known: Iterable[str | 
 def _measure(
     folder: RunFolder, todo: Preview, pool: WorkerPool, monitor: ProgressMonitor, request: Request
 ) -> None:
-    """Measure and record cells; raise if the only subject can't be loaded."""
+    """Measure and record cells.
+
+    Raise if the only subject can't be loaded.
+    """
     machine = RecordedMachine(folder.manifest.device, "", folder.manifest.environment)
     expected = recorded_facts(folder.records.values())
     cells = {cell.key: cell for cell in todo.new}
-    units = units_of(todo.new, todo.plan, machine, memory=pool.execution.memory, expected=expected)
+    units = group_by_subject(
+        todo.new, todo.plan, machine, memory=pool.execution.memory, expected=expected
+    )
     monitor.begin(_count_steps(todo.new, request))
     for cell in todo.impossible:
         folder.add(cell.missing_record(machine, cell.subject.impossible, "skipped"))

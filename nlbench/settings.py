@@ -74,7 +74,9 @@ def resolve_settings(
     for_all = by_owner.get(MODEL_OWNER, {})
     output = {OUTPUT: for_all[OUTPUT]} if OUTPUT in for_all else {}
 
-    def options_of(name: str, options: Mapping[str, Option], groups: Sequence[str] = ()) -> Options:
+    def collect_options(
+        name: str, options: Mapping[str, Option], groups: Sequence[str] = ()
+    ) -> Options:
         set_options: dict[str, OptionValue | str] = {}
         for owner in (*groups, name):
             set_options |= by_owner.get(owner, {})
@@ -86,9 +88,12 @@ def resolve_settings(
             common = for_all if name in arguments else output
             by_model[name] = resolve_arguments(name, model, {**common, **by_owner.get(name, {})})
     return ResolvedSettings(
-        tuple((m, options_of(m.name, m.options)) for m in measures),
-        {name: options_of(name, probe.options) for name, probe in probes.items()},
-        {n: options_of(n, info.options, settings_owners(n, info)) for n, info in datasets.items()},
+        tuple((m, collect_options(m.name, m.options)) for m in measures),
+        {name: collect_options(name, probe.options) for name, probe in probes.items()},
+        {
+            n: collect_options(n, info.options, settings_owners(n, info))
+            for n, info in datasets.items()
+        },
         by_model,
     )
 

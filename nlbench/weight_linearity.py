@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from nlbench.errors import RequestError, Undefined, nearest
-from nlbench.introspection.attention import with_plain_attention, without_fast_path
+from nlbench.introspection.attention import disable_fused_attention, without_fast_path
 from nlbench.introspection.model_copy import double_copy, precise_device
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.model_state import evaluation_mode
@@ -197,7 +197,7 @@ class _LinearisedNetwork:
 
     def outputs(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Return the outputs (n, k)."""
-        with evaluation_mode(self._model), without_fast_path(), with_plain_attention():
+        with evaluation_mode(self._model), without_fast_path(), disable_fused_attention():
             output = functional_call(self._model, dict(parameters), (self._inputs.clone(),))
             return validated_outputs(output, len(self._inputs)).flatten(1).double()
 

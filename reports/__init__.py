@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from .exports import to_latex as to_latex
     from .exports import to_markdown as to_markdown
     from .exports import to_parquet as to_parquet
-    from .figures import fingerprint_of as fingerprint_of
     from .figures import paper_figure as paper_figure
-    from .figures import plot_of as plot_of
+    from .figures import plot_fingerprint as plot_fingerprint
+    from .figures import plot_places as plot_places
     from .manifest import manifest_text as manifest_text
-    from .notebook import agreement_of as agreement_of
-    from .notebook import html_of as html_of
-    from .notebook import leaderboard_of as leaderboard_of
-    from .notebook import signature_of as signature_of
+    from .notebook import correlate_pairs as correlate_pairs
+    from .notebook import make_signature as make_signature
+    from .notebook import rank_subjects as rank_subjects
+    from .notebook import render_html as render_html
     from .page import check_page as check_page
-    from .page import is_page_of as is_page_of
+    from .page import is_current_page as is_current_page
     from .page import write_page as write_page
     from .page import write_site as write_site
     from .planes import draw_plane as draw_plane

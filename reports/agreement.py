@@ -116,7 +116,7 @@ def _rank_correlation(
 
     value = float(getattr(stats, coefficient)(x, y).statistic)
     freedom = n - lost if _can_be_significant(x, y, value) else 0
-    return _with_interval(value, n, freedom, *variance(n, value))
+    return _add_interval(value, n, freedom, *variance(n, value))
 
 
 def within_groups(pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> Correlation:
@@ -147,7 +147,7 @@ def within_groups(pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> Correlation:
     x, y = (np.concatenate(side) for side in zip(*centred, strict=True))
     scale = math.sqrt(float(x @ x) * float(y @ y))
     value = min(1.0, max(-1.0, float(x @ y) / scale)) if scale > 0 else math.nan
-    found = _with_interval(value, len(x), len(x) - len(centred) - 2, 1.0)
+    found = _add_interval(value, len(x), len(x) - len(centred) - 2, 1.0)
     return replace(found, groups=len(centred))
 
 
@@ -163,7 +163,8 @@ def _can_be_significant(x: NDArray[np.float64], y: NDArray[np.float64], sign: fl
     The coefficient is most extreme if both are sorted, the second in reverse for a negative sign.
     Its two-sided p-value is twice the fraction of permutations with the same pairs of values.
     """
-    first, second = np.sort(x), np.sort(y)[:: 1 if sign > 0 else -1]
+    first = np.sort(x)
+    second = np.sort(y)[:: 1 if sign > 0 else -1]
     log_fraction = (
         _log_factorials(first)
         + _log_factorials(second)
@@ -179,7 +180,7 @@ def _log_factorials(columns: NDArray[np.float64]) -> float:
     return sum(math.lgamma(size + 1) for size in sizes)
 
 
-def _with_interval(
+def _add_interval(
     value: float, n: int, freedom: int, variance: float, half_step: float = 0.0
 ) -> Correlation:
     """Add an interval computed with Fisher's transformation.

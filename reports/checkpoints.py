@@ -50,7 +50,9 @@ def split_seed(weights: str) -> tuple[str, int | None]:
 
 @cache
 def parse_checkpoint(weights: str) -> Checkpoint | None:
-    """Parse a training step from the name of weights; return None if it contains none.
+    """Parse a training step from the name of weights.
+
+    Return None if it contains none.
 
     Examples
     --------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from .drawing import PAGE_WIDTH, in_page_colours, laid_out, to_svg
+from .drawing import PAGE_WIDTH, laid_out, to_svg, use_page_colours
 from .environment import Table, check_suffix, render, write_text
 from .exports import to_csv
 from .fingerprint import LEVELS, Scale
@@ -102,7 +102,7 @@ def write_removal(
         "removal.html.j2",
         title=title,
         sentence=sentence,
-        plot=Markup(in_page_colours(svg)),
+        plot=Markup(use_page_colours(svg)),
         tables={heading: removal_table(rows) for heading, rows in tables.items()},
     )
     return write_text(file, html)

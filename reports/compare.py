@@ -27,7 +27,7 @@ from nlbench.parsers import unique
 from .environment import Table, check_suffix, is_replaceable, render, write_text
 from .estimates import Change, Estimate, change, exceeding, relative_change
 from .exports import markdown_table, to_csv
-from .manifest import flatten, settings_of
+from .manifest import flatten, iter_settings
 from .tables import MeasureInfo, Measures, NamedRun, Score, TableSubject, read_run
 from .terminal import print_line
 from .text import (
@@ -108,7 +108,7 @@ class Difference:
 
     @property
     def relative(self) -> float:
-        """The change as a fraction of the first value; NaN if that is zero."""
+        """The change as a fraction of the first value, or NaN if that is zero."""
         return self.change / abs(self.first.value) if self.first.value else math.nan
 
     @property
@@ -426,14 +426,15 @@ def compare_runs(first: Run, second: Run) -> Comparison:
     pairs = _match_checkpoints(before.subjects, after.subjects)
     measures = [name for name in before.measures if name in after.measures]
     calls = {record.identity: record.probe.facts.get("where", {}) for record in second.records}
-    differences, alone = [], []
+    differences = []
+    alone = []
     for old, new in pairs:
         for name in measures:
             cells = before[old.label, name], after[new.label, name]
             absent = [cell.status == "absent" for cell in cells]
             if not any(absent):
                 where = calls.get((*new.identity, name), {})
-                differences.append(difference_of(_label(old, new), name, *cells, where))
+                differences.append(compare_scores(_label(old, new), name, *cells, where))
             elif not all(absent):
                 alone.append((names[int(absent[0])], f"{name}, {old.label}"))
     if not differences:
@@ -462,12 +463,12 @@ def _match_checkpoints(
     known = {subject.identity: subject for subject in after}
     pairs = [(s, known[s.identity]) for s in before if s.identity in known]
     paired = {subject.identity for subject, _ in pairs}
-    old = _by_step(s for s in before if s.identity not in paired)
-    new = _by_step(s for s in after if s.identity not in paired)
+    old = _index_by_step(s for s in before if s.identity not in paired)
+    new = _index_by_step(s for s in after if s.identity not in paired)
     return pairs + [(subject, new[key]) for key, subject in old.items() if key in new]
 
 
-def _by_step(subjects: Iterable[TableSubject]) -> dict[tuple[object, ...], TableSubject]:
+def _index_by_step(subjects: Iterable[TableSubject]) -> dict[tuple[object, ...], TableSubject]:
     """Index checkpoints by model, data, seed and step, omitting ambiguous steps."""
     steps: dict[tuple[object, ...], list[TableSubject]] = {}
     for s in subjects:
@@ -487,7 +488,7 @@ def _label(before: TableSubject, after: TableSubject) -> str:
     return f"{before.label} → {after.label.removeprefix(shared)}"
 
 
-def difference_of(
+def compare_scores(
     subject: str,
     measure: str,
     before: Score,
@@ -559,7 +560,7 @@ def _explanations(
 
 def _run_facts(manifest: Mapping[str, Any]) -> dict[str, str]:
     environment = flatten(manifest.get("environment") or {}, "environment.")
-    return {name: str(value) for name, value in (*settings_of(manifest), *environment)}
+    return {name: str(value) for name, value in (*iter_settings(manifest), *environment)}
 
 
 def _differing_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

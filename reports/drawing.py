@@ -131,14 +131,14 @@ _VARIABLES = {
 _COLOUR = re.compile(r"\b(fill|stroke): (#[0-9a-f]{6})\b")
 
 
-def in_page_colours(svg: str) -> str:
+def use_page_colours(svg: str) -> str:
     """Replace colours of an SVG file with the page's CSS variables, for light and dark themes.
 
     Colours that encode values are unchanged.
 
     Examples
     --------
-    >>> in_page_colours('<path style="fill: #ffffff; stroke: #123456"/>')
+    >>> use_page_colours('<path style="fill: #ffffff; stroke: #123456"/>')
     '<path style="fill: var(--paper, #ffffff); stroke: #123456"/>'
     """
 

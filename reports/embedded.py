@@ -25,8 +25,8 @@ from nlbench.store.run_folder import COLUMNS
 
 from .estimates import change
 from .fingerprint import Scale
-from .leaderboard import Row, Standing, family_of
-from .population import colour_scale, reference_share
+from .leaderboard import Row, Standing, parse_family
+from .population import colour_scale, reference_fraction
 from .tables import RELATIVE, NamedRun, Score, Scores, TableSubject, read_measures
 from .text import (
     count,
@@ -202,7 +202,7 @@ class PageData:
         facts = run.subjects.get(subject.identity, {})
         return {
             **asdict(subject),
-            "family": family_of(subject.model),
+            "family": parse_family(subject.model),
             "facts": {
                 key.replace("_", " "): _fact_text(facts[key])
                 for key in _FACTS
@@ -214,7 +214,7 @@ class PageData:
 
     def _entry(self, entry: Standing, name: str, decimals: int | None) -> dict[str, Any]:
         texts = entry_texts(entry, decimals)
-        share = reference_share(entry.value, name, self._scores.measures[name])
+        fraction = reference_fraction(entry.value, name, self._scores.measures[name])
         return {
             "s": entry.status,
             "r": entry.reason,
@@ -229,7 +229,7 @@ class PageData:
             "quantile": "" if entry.quantile is None else _percent_text(entry.quantile),
             "n": f"{entry.n:,}" if entry.n else "",
             "over": entry.over,
-            "reference": _percent_text(share),
+            "reference": _percent_text(fraction),
             **dict(zip(("text", "error", "interval", "range"), texts, strict=True)),
         }
 
@@ -319,8 +319,8 @@ def _settings(manifest: Mapping[str, Any]) -> dict[str, str]:
     return texts
 
 
-def _percent_text(share: float) -> str:
-    return f"{100 * share:.0f} %" if math.isfinite(share) else ""
+def _percent_text(fraction: float) -> str:
+    return f"{100 * fraction:.0f} %" if math.isfinite(fraction) else ""
 
 
 def _differences(rows: Sequence[Row], measures: Collection[str]) -> list[list[list[str]]]:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
-from nlbench.errors import RequestError, without_controls
+from nlbench.errors import RequestError, strip_controls
 from nlbench.serialization.files import make_folder, read_text, write_atomically
 
 from .text import bounds_text, direction, number, plus_minus, settings_text, value_text
@@ -26,7 +26,7 @@ def environment() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda value: without_controls(value) if type(value) is str else value,
+        finalize=lambda value: strip_controls(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from nlbench.errors import RequestError, one_line, without_controls
+from nlbench.errors import RequestError, one_line, strip_controls
 from nlbench.serialization.files import spreadsheet_safe, spreadsheet_text, write_atomically
 
 from .leaderboard import Row, leaderboard
@@ -100,7 +100,7 @@ def latex_text(text: str) -> str:
     >>> latex_text("mobilenet_v3 & 50 %")
     'mobilenet\\_v3 \\& 50 \\%'
     """
-    return "".join(_LATEX.get(c, c) for c in without_controls(text))
+    return "".join(_LATEX.get(c, c) for c in strip_controls(text))
 
 
 def to_latex(run: Run, *, ranks: bool = True, error: bool = False) -> str:
@@ -152,7 +152,10 @@ def _caption(rows: Sequence[Row], measures: Measures, ranks: bool, error: bool) 
 
 
 def to_markdown(run: Run, *, ranks: bool = True) -> str:
-    """Convert a run's leaderboard to a Markdown table; see `to_latex`."""
+    """Convert a run's leaderboard to a Markdown table.
+
+    See `to_latex`.
+    """
     rows = leaderboard(read_run(run))
     names, lines = board_texts(rows, ranks=ranks)
     body = [[row.label, *line] for row, line in zip(rows, lines, strict=True)]

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from nlbench.errors import RequestError, nearest
 from nlbench.parsers import unique
 
-from .compare import Difference, compare_runs, difference_of, mark_significant
+from .compare import Difference, compare_runs, compare_scores, mark_significant
 from .drawing import PAGE_WIDTH, NotebookFigure, laid_out
 from .embedded import compressed
 from .leaderboard import Row, compared_measures, leaderboard
@@ -305,7 +305,7 @@ def _difference(
             f"compare: {len(subjects)} networks; expected two by subject, or another run"
         )
     first, second = (source.scores[s.label, name] for s in subjects)
-    (difference,) = mark_significant([difference_of("", name, first, second)])
+    (difference,) = mark_significant([compare_scores("", name, first, second)])
     return difference, (subjects[0].label, subjects[1].label), source.info(name)
 
 
@@ -356,7 +356,7 @@ _DRAWINGS: dict[str, Callable[[FigureData, Figure], float]] = {
 }
 
 
-def fingerprint_of(run: Run, measure: str | None = None, ax: Axes | None = None) -> Figure:
+def plot_fingerprint(run: Run, measure: str | None = None, ax: Axes | None = None) -> Figure:
     """Plot each network as a strip along its depth.
 
     See `nlbench.Run.fingerprint`.
@@ -365,7 +365,7 @@ def fingerprint_of(run: Run, measure: str | None = None, ax: Axes | None = None)
     return _into(ax, partial(_strip, source, axes=ax))
 
 
-def plot_of(run: Run, measure: str, ax: Axes | None = None) -> Figure:
+def plot_places(run: Run, measure: str, ax: Axes | None = None) -> Figure:
     """Plot a measure's values by place.
 
     See `nlbench.Run.plot`.

@@ -15,7 +15,7 @@ from .leaderboard import (
     is_training,
     sort_measure,
 )
-from .population import population_of
+from .population import find_population
 from .remarks import Gap, group_remarks
 from .tables import MeasureInfo, Measures, Score, Scores
 from .text import count, place_text, range_text
@@ -41,12 +41,14 @@ def standout_places(cell: Score, sense: int) -> tuple[list[str], list[str]]:
     """
     finite = [(place.name, place.value) for place in cell.places if math.isfinite(place.value)]
     ordered = sorted(finite, key=lambda pair: -sense * pair[1])
-    best, size = 0, 0.0
+    best = 0
+    size = 0.0
     for k in range(1, min(_MAX_NAMED, len(ordered) - 2) + 1):
         mean_gap = abs(ordered[-1][1] - ordered[k][1]) / (len(ordered) - k - 1)
         gap = abs(ordered[k][1] - ordered[k - 1][1])
         if gap > _STANDOUT_GAP * mean_gap and gap > size:
-            best, size = k, gap
+            best = k
+            size = gap
     names = [name for name, _ in ordered]
     return names[:best], [name for name, _ in finite if name not in names[:best]]
 
@@ -70,17 +72,17 @@ def network_findings(row: Row, measures: Measures) -> list[str]:
         if measures[measure].probe == "sites" and len(cell.place_values) > 2:
             sentences.append(_places_sentence(measure, cell, measures[measure]))
             break
-    shares = {}
+    fractions = {}
     for measure in compared:
         info = measures[measure]
-        population = population_of(measure, info)
+        population = find_population(measure, info)
         entry = row.entries[measure]
         if population is None or not math.isfinite(entry.value):
             continue
-        shares[measure] = population.share_below(entry.value)
+        fractions[measure] = population.fraction_below(entry.value)
         place = population.sentence(entry.value)
         sentences.append(f"By {measure} ({entry.text}), it is {place[0].lower()}{place[1:]}.")
-    return sentences + _disagreement(shares, measures)
+    return sentences + _disagreement(fractions, measures)
 
 
 _VIEWS = {
@@ -95,15 +97,15 @@ _DISAGREEMENT = 0.4
 """Difference of two fractions of reference networks from which two measures disagree."""
 
 
-def _disagreement(shares: Mapping[str, float], measures: Measures) -> list[str]:
+def _disagreement(fractions: Mapping[str, float], measures: Measures) -> list[str]:
     """Explain why measures place a network differently among the reference networks."""
-    if not shares:
+    if not fractions:
         return []
-    low, high = (pick(shares, key=shares.__getitem__) for pick in (min, max))
-    if shares[high] - shares[low] < _DISAGREEMENT:
+    low, high = (pick(fractions, key=fractions.__getitem__) for pick in (min, max))
+    if fractions[high] - fractions[low] < _DISAGREEMENT:
         return []
     views = [_VIEWS.get(str(measures[name].probe), "") for name in (high, low)]
-    start = f"{'The two' if len(shares) == 2 else f'{high} and {low}'} {DISAGREE}"
+    start = f"{'The two' if len(fractions) == 2 else f'{high} and {low}'} {DISAGREE}"
     if views[0] == views[1] or not all(views):
         return [f"{start}they measure different things, on different reference networks."]
     return [
@@ -177,7 +179,8 @@ def findings(
 
 def _extremes(ranked: Sequence[Row], measure: str) -> str:
     """Name the most and the least nonlinear networks, as far as the errors tell them apart."""
-    top, last = ranked[0], ranked[-1]
+    top = ranked[0]
+    last = ranked[-1]
     entries = [row.entries[measure] for row in ranked]
     if not all(math.isfinite(entry.error) for entry in (entries[0], entries[-1])):
         return f"By {measure}, networks range from {_value_text(top, measure)} to " + (

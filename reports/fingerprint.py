@@ -46,10 +46,11 @@ class Scale:
 
     @classmethod
     def of(cls, values: Iterable[float], sense: int, *, clip: bool = False) -> Scale | None:
-        """Fit a scale to values; return None if no value is finite.
+        """Fit a scale to values.
 
-        It is logarithmic if the values are positive and span more than a factor of 50. With `clip`,
-        it ends at the 0.5 % and 99.5 % quantiles if there are many values.
+        Return None if no value is finite. The scale is logarithmic if the values are positive and
+        span more than a factor of 50. With `clip`, it ends at the 0.5 % and 99.5 % quantiles if
+        there are many values.
         """
         finite = np.array([value for value in values if math.isfinite(value)], dtype=np.float64)
         if not len(finite):
@@ -65,7 +66,9 @@ class Scale:
             return math.nan
         low, high = self.low, self.high
         if self.log:
-            low, high, value = math.log(low), math.log(high), math.log(max(value, 1e-300))
+            low = math.log(low)
+            high = math.log(high)
+            value = math.log(max(value, 1e-300))
         if not high > low:
             return 0.5
         fraction = min(1.0, max(0.0, (value - low) / (high - low)))

@@ -83,12 +83,12 @@ class Row:
     entries: Mapping[str, Standing]
 
 
-def family_of(model: str) -> str:
+def parse_family(model: str) -> str:
     """Return the leading letters of a network's name.
 
     Examples
     --------
-    >>> [family_of(name) for name in ("torchvision/resnet18", "vit_b_16", "redshift-mlp-x6")]
+    >>> [parse_family(name) for name in ("torchvision/resnet18", "vit_b_16", "redshift-mlp-x6")]
     ['resnet', 'vit', 'redshift']
     """
     name = model.rpartition("/")[2]
@@ -145,7 +145,10 @@ def _step_key(row: Row) -> tuple[Any, ...]:
 
 
 def _members(subjects: Iterable[TableSubject], together: bool) -> list[tuple[TableSubject, ...]]:
-    """Group subjects by network; split groups in which a seed occurs more than once."""
+    """Group subjects by network.
+
+    Groups in which a seed occurs more than once are split.
+    """
     groups: dict[object, list[TableSubject]] = {}
     for subject in subjects:
         groups.setdefault(subject.group if together else subject.label, []).append(subject)

@@ -175,8 +175,10 @@ def _shape(groups: Groups) -> dict[str, Any]:
         parts = []
         for network in group:
             parts.append([network[layer][0] / network[layer][1] for layer in layers])
-        shares = np.mean(parts, axis=0).tolist()
-        panels.append([omega, shares, [f"{number(100 * share, 1)} %" for share in shares]])
+        fractions = np.mean(parts, axis=0).tolist()
+        panels.append(
+            [omega, fractions, [f"{number(100 * fraction, 1)} %" for fraction in fractions]]
+        )
     return {
         "layers": [[name, int(units)] for name, (_, units) in layers.items()],
         "groups": panels,

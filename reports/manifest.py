@@ -25,7 +25,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{name}", value
 
 
-def settings_of(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def iter_settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the names and values of a run's version, device and options."""
     for key in ("nlbench", "device", "dtype"):
         yield key, manifest.get(key, "")

@@ -16,7 +16,7 @@ from .environment import render
 from .figures import check_measure_name, site_measure
 from .leaderboard import leaderboard, leaderboard_frame
 from .panels import RAMP
-from .population import colour_scale, reference_share
+from .population import colour_scale, reference_fraction
 from .tables import MeasureInfo, Scores, read_run
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MAX_ROWS = 30
 
 
-def leaderboard_of(
+def rank_subjects(
     run: Run,
     measures: Sequence[str] | None = None,
     *,
@@ -50,12 +50,12 @@ def leaderboard_of(
         for name in names:
             info = scores.measures[name]
             frame[name, "reference"] = [
-                reference_share(row.entries[name].value, name, info) for row in rows
+                reference_fraction(row.entries[name].value, name, info) for row in rows
             ]
     return frame[names]
 
 
-def agreement_of(run: Run) -> pd.DataFrame:
+def correlate_pairs(run: Run) -> pd.DataFrame:
     """Correlate all pairs of a run's measures, oriented so that larger means more nonlinear.
 
     Spearman's and Kendall's coefficients are over networks, Pearson's over sites within networks.
@@ -64,7 +64,7 @@ def agreement_of(run: Run) -> pd.DataFrame:
     return agreement_frame(agreement(leaderboard(scores), scores))
 
 
-def signature_of(run: Run, subject: str | None = None, measure: str | None = None) -> Signature:
+def make_signature(run: Run, subject: str | None = None, measure: str | None = None) -> Signature:
     """Return the signature of a network, given by its label or, if that is unique, its model.
 
     The defaults are the only subject, and the first measure of sites that has values.
@@ -93,7 +93,7 @@ def _subject(scores: Scores, name: str | None) -> Any:
     raise RequestError(f"{problem}; expected one of {len(matches)}: {names}")
 
 
-def html_of(shown: Run | Result) -> str:
+def render_html(shown: Run | Result) -> str:
     """Return the notebook representation of a run or a single result."""
     return _result_html(shown) if hasattr(shown, "summary") else _run_html(shown)
 

@@ -35,8 +35,8 @@ from .leaderboard import (
 )
 from .linearised import tradeoffs
 from .manifest import manifest_lines
-from .planes import planes_of
-from .population import population_of
+from .planes import load_planes
+from .population import find_population
 from .remarks import (
     describe_scope,
     differences,
@@ -76,7 +76,7 @@ def write_page(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Pat
     return write_text(path, render_page(runs))
 
 
-def is_page_of(runs: Run | Sequence[Run], page: str | os.PathLike[str]) -> bool:
+def is_current_page(runs: Run | Sequence[Run], page: str | os.PathLike[str]) -> bool:
     """Return True if a page was made from the present content of runs, whatever its time."""
     try:
         check_is_file(Path(page))
@@ -146,7 +146,8 @@ def check_page(path: Path, other: str = "file") -> None:
 def _file_name(name: str, taken: Container[str]) -> str:
     stem = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in name)
     stem = stem.strip("-.")[:80] or "run"
-    file, number = f"{stem}.html", 1
+    file = f"{stem}.html"
+    number = 1
     while file in taken:
         number += 1
         file = f"{stem}-{number}.html"
@@ -172,9 +173,10 @@ def _index_row(run: NamedRun) -> dict[str, Any]:
 
 
 def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title: str = "") -> str:
-    """Render runs as HTML text; see `write_page`.
+    """Render runs as HTML text.
 
-    A head stands above the leaderboard, and a title in place of the names of the runs.
+    A head stands above the leaderboard, and a title in place of the names of the runs. See
+    `write_page`.
     """
     named = named_runs(runs)
     scores = read_runs(named)
@@ -219,7 +221,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         measures=measures,
         definition=definition,
         card_axis=card_axis,
-        population_of=population_of,
+        find_population=find_population,
         sentence=summary_sentence(scores, missing),
         single=_single_view(rows[0], measures, data) if is_single else None,
         trainings=changed,
@@ -257,7 +259,7 @@ def _single_view(row: Row, measures: Measures, data: PageData) -> dict[str, Any]
         "fields": strip_fields(row.entries[first], colours) if first else [],
         "colours": colours.legend() if colours else None,
         "row": row,
-        "references": any(population_of(n, measures[n]) for n in row.entries),
+        "references": any(find_population(n, measures[n]) for n in row.entries),
     }
 
 
@@ -332,7 +334,7 @@ def named_runs(runs: Run | Sequence[Run]) -> list[NamedRun]:
             name = f"{run.name} ({number})"
             number += 1
         # Each access to a manifest serializes the entry, so convert it once.
-        planes = planes_of(run.path) if run.path else ()
+        planes = load_planes(run.path) if run.path else ()
         named.append(NamedRun(name, dict(run.manifest), tuple(run.records), planes))
     return named
 

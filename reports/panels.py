@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nlbench.errors import RequestError, one_line
 
-from .drawing import PAGE_WIDTH, NotebookFigure, in_page_colours, laid_out, to_svg
+from .drawing import PAGE_WIDTH, NotebookFigure, laid_out, to_svg, use_page_colours
 from .fingerprint import Scale
 from .population import colour_scale
 from .tables import MeasureInfo, Score
@@ -134,7 +134,10 @@ def _reach(values: ArrayLike, intervals: Sequence[tuple[float, float]]) -> NDArr
 
 
 def draw_distribution(axes: Axes, cells: LabelledCells, info: MeasureInfo) -> str:
-    """Plot one step function per subject; return the axis that shows the measure."""
+    """Plot one step function per subject.
+
+    Return the axis that shows the measure.
+    """
     all_values: list[float] = []
     for index, (label, cell) in cells.items():
         values = cell.place_values.tolist()
@@ -170,7 +173,10 @@ def _use_log_scale(axes: Axes, values: Sequence[float]) -> None:
 
 
 def draw_bars(axes: Axes, cells: LabelledCells, info: MeasureInfo) -> str:
-    """Plot one bar per place and subject; return the axis that shows the measure."""
+    """Plot one bar per place and subject.
+
+    Return the axis that shows the measure.
+    """
     width = 0.8 / len(cells)
     for position, (index, (label, cell)) in enumerate(cells.items()):
         offset = (position - (len(cells) - 1) / 2) * width
@@ -434,7 +440,7 @@ def comparison_panel(
     """
     title = f"{difference.measure} of {names[0]} and {names[1]} at each place"
     svg = to_svg(dumbbell_figure(difference, names, info), prefix=f"plot{index}", title=title)
-    panel: dict[str, Any] = {"plot": Markup(in_page_colours(svg)), "strips": []}
+    panel: dict[str, Any] = {"plot": Markup(use_page_colours(svg)), "strips": []}
     sides = [
         [place.first.value for place in difference.places],
         [place.second.value for place in difference.places],

@@ -38,7 +38,7 @@ _DESCRIPTION = "Description"
 """PNG keyword for the caption."""
 
 
-def planes_of(folder: Path) -> tuple[tuple[str, str], ...]:
+def load_planes(folder: Path) -> tuple[tuple[str, str], ...]:
     """Load the pictures in the folder ``planes`` of a run as data URLs with captions.
 
     Links and unreadable or unusually large files are omitted with a warning. The folder may be
@@ -109,7 +109,8 @@ def draw_plane(plane: Plane, path: Path, names: list[str], caption: str = "") ->
         sentence = f"{total:,} region boundaries lie between neighbouring pixels"
         sentence += f": {caption}" if caption else ""
         figure.suptitle("\n".join(textwrap.wrap(f"{sentence}.", 100)), fontsize=POINTS)
-        u, v = plane.u.numpy(), plane.v.numpy()
+        u = plane.u.numpy()
+        v = plane.v.numpy()
         aspect = float((v[-1] - v[0]) / (u[-1] - u[0]))
         panel = (PAGE_WIDTH / columns - 0.6) * aspect
         return min(14.0, 1.5 + lines * (panel + 0.5))
@@ -128,7 +129,8 @@ def _draw_boundaries(
     axes: Axes, plane: Plane, sites: list[str], names: list[str], norm: LogNorm
 ) -> None:
     """Plot the boundaries of some sites, the decisions and the samples."""
-    u, v = plane.u.numpy(), plane.v.numpy()
+    u = plane.u.numpy()
+    v = plane.v.numpy()
     decisions = plane.decisions.numpy()
     counts = plane.boundaries(sites).numpy().astype(float)
     # The last row and column have no neighbour to compare them with.

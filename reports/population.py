@@ -44,7 +44,7 @@ class Population:
     sense: int
     trained: int = 0
 
-    def share_below(self, value: float) -> float:
+    def fraction_below(self, value: float) -> float:
         """Return the fraction of reference networks that are less nonlinear."""
         return float((self.sense * self.values < self.sense * value).mean())
 
@@ -56,11 +56,12 @@ class Population:
         >>> Population(np.array([0.8, 0.9, 0.9, 1.0]), 1.0, -1).sentence(0.85)
         'More nonlinear than 75 % of 4 reference networks (4 initialised; 0.8 to 1)'
         """
-        below, n = self.share_below(value), len(self.values)
-        share = {0.0: "none", 1.0: "all"}.get(below, f"{100 * below:.0f} %")
+        below = self.fraction_below(value)
+        n = len(self.values)
+        fraction = {0.0: "none", 1.0: "all"}.get(below, f"{100 * below:.0f} %")
         low, high = float(self.values.min()), float(self.values.max())
         return (
-            f"More nonlinear than {share} of {n} reference networks "
+            f"More nonlinear than {fraction} of {n} reference networks "
             f"({self.composition}; {low:.3g} to {high:.3g})"
         )
 
@@ -78,7 +79,7 @@ def colour_scale(measure: str, info: MeasureInfo, values: Iterable[float]) -> Sc
     network, over the bounds of a measure without reference networks, or else over the values.
     """
     sense = -1 if info.sense < 0 else 1
-    population = population_of(measure, info)
+    population = find_population(measure, info)
     fitted = Scale.of(values, sense, clip=True)
     if fitted is None:
         return None
@@ -95,16 +96,16 @@ def colour_scale(measure: str, info: MeasureInfo, values: Iterable[float]) -> Sc
     return replace(fitted, source="values on this page")
 
 
-def reference_share(value: float, measure: str, info: MeasureInfo) -> float:
+def reference_fraction(value: float, measure: str, info: MeasureInfo) -> float:
     """Return the fraction of reference networks that are less nonlinear than a value.
 
     The result is NaN if there is no value or the measure has no reference population.
     """
-    population = population_of(measure, info)
-    return population.share_below(value) if population and math.isfinite(value) else math.nan
+    population = find_population(measure, info)
+    return population.fraction_below(value) if population and math.isfinite(value) else math.nan
 
 
-def population_of(measure: str, info: MeasureInfo) -> Population | None:
+def find_population(measure: str, info: MeasureInfo) -> Population | None:
     """Return the reference population for a measure.
 
     The result is None if the measure depends on units or has no direction, if there are too few

@@ -11,7 +11,7 @@ from nlbench.parsers import unique
 
 from .environment import Table
 from .leaderboard import Row, is_training
-from .manifest import settings_of
+from .manifest import iter_settings
 from .tables import Measures, NamedRun, Scores
 from .text import count
 
@@ -87,7 +87,7 @@ def _merge_texts(texts: Sequence[str]) -> str:
     return _NUMBER.sub(lambda _: next(each), texts[0])
 
 
-def remarks_of(rows: Sequence[Row], measures: Measures) -> list[Remark]:
+def collect_remarks(rows: Sequence[Row], measures: Measures) -> list[Remark]:
     """Collect the remarks on a leaderboard's cells and the reasons for missing values."""
     entries = ((row.label, name, row.entries[name]) for row in rows for name in measures)
     nouns = {name: info.range_noun for name, info in measures.items()}
@@ -130,10 +130,10 @@ def summary_sentence(scores: Scores, missing: Sequence[Gap]) -> str:
 def differences(runs: Sequence[NamedRun]) -> Table | None:
     """Return a table of the settings, versions and devices in which the runs on a page differ."""
     facts: dict[str, dict[str, list[str]]] = {}
-    mixed = {"GPU"} if any(len(gpus_of(run.manifest)) > 1 for run in runs) else set()
+    mixed = {"GPU"} if any(len(list_gpus(run.manifest)) > 1 for run in runs) else set()
     for run in runs:
-        settings = dict(settings_of(run.manifest))
-        gpus = gpus_of(run.manifest)
+        settings = dict(iter_settings(run.manifest))
+        gpus = list_gpus(run.manifest)
         if gpus:
             settings["GPU"] = " and ".join(gpus)
         for name, value in settings.items():
@@ -147,8 +147,11 @@ def differences(runs: Sequence[NamedRun]) -> Table | None:
     return Table(("setting", "value", "runs"), tuple(rows)) if rows else None
 
 
-def gpus_of(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the GPU models used by a run; their rounding may differ."""
+def list_gpus(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the GPU models used by a run.
+
+    Their rounding may differ.
+    """
     known = [manifest.get("environment") or {}, *(manifest.get("environments") or [])]
     return unique(str(e["device_name"]) for e in known if e.get("capability"))
 

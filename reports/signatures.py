@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from .leaderboard import Row
 from .tables import Scores
 
-MIN_NETWORKS, MAX_NETWORKS = 4, 80
+MIN_NETWORKS = 4
+MAX_NETWORKS = 80
 """Numbers of networks in a heatmap; with more, the rows would be unreadable."""
 
 
@@ -52,7 +53,8 @@ def dtw_distances(signatures: Sequence[ArrayLike]) -> NDArray[np.float64]:
     """
     values = [np.asarray(signature, dtype=np.float64) for signature in signatures]
     lengths = np.array([len(signature) for signature in values])
-    n, longest = len(values), int(lengths.max(initial=1))
+    n = len(values)
+    longest = int(lengths.max(initial=1))
     # Entries of the recursion depend only on earlier ones, so padding changes nothing: each pair's
     # distance is read at the ends of its two signatures.
     padded = np.zeros((n, longest))

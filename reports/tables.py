@@ -92,7 +92,7 @@ RELATIVE = {"absdev.relative": ("absdev", "over_range")}
 """Base measure and statistic of each derived measure."""
 
 
-def with_relative(measures: Measures) -> dict[str, MeasureInfo]:
+def add_relative(measures: Measures) -> dict[str, MeasureInfo]:
     """Add the metadata of derived measures before those that they are computed from."""
     bases = {base: name for name, (base, _) in RELATIVE.items()}
     known: dict[str, MeasureInfo] = {}
@@ -115,8 +115,8 @@ def relative_score(score: Score, statistic: str) -> Score:
 
     Its replicates are means over paths without one group each, as those of the value.
     """
-    places = tuple(_with_value(place, statistic) for place in score.places)
-    relative = replace(_with_value(score, statistic), places=places)
+    places = tuple(_select_statistic(place, statistic) for place in score.places)
+    relative = replace(_select_statistic(score, statistic), places=places)
     if relative.status != "ok":
         return relative
     values = [place.value for place in places]
@@ -129,7 +129,7 @@ def relative_score(score: Score, statistic: str) -> Score:
     )
 
 
-def _with_value(score: Score, statistic: str) -> Score:
+def _select_statistic(score: Score, statistic: str) -> Score:
     """Return a score without places whose value is a statistic, without replicates."""
     number = score.statistics.get(statistic, math.nan)
     bare = replace(score, statistics={}, replicates=(), numerical_error=0.0)
@@ -197,7 +197,7 @@ class Score(Estimate):
         )
 
     @classmethod
-    def of_record(cls, record: Record) -> Score:
+    def from_record(cls, record: Record) -> Score:
         """Return the score in a record."""
         probe = record.probe
         parts = (record.subject.sample_hash, str(probe.facts.get("paths_hash") or ""))
@@ -318,7 +318,10 @@ class TableSubject:
 
     @property
     def weights_text(self) -> str:
-        """Name of the weights without the seed; for a checkpoint, its training run and step."""
+        """Name of the weights without the seed.
+
+        For a checkpoint, its training run and step.
+        """
         if self.checkpoint is None:
             return self.group[2]
         training = self.checkpoint.training
@@ -350,7 +353,7 @@ class Scores:
     def __init__(
         self, records: Mapping[str, Sequence[Record]], measures: Measures | None = None
     ) -> None:
-        known_measures = with_relative(measures or {})
+        known_measures = add_relative(measures or {})
         every = [(run, record) for run, members in records.items() for record in members]
         names = unique((run, *record.subject.identity) for run, record in every)
         labels = dict(zip(names, _labels(names), strict=True))
@@ -360,7 +363,7 @@ class Scores:
             key = labels[run, *record.subject.identity], record.measure.name
             if key in self._scores:
                 raise RequestError(f"two records for {', '.join(key)}; expected one")
-            self._scores[key] = score = Score.of_record(record)
+            self._scores[key] = score = Score.from_record(record)
             if len({place.name for place in score.places}) < len(score.places):
                 raise RequestError(f"the record for {', '.join(key)} contains a place twice")
         for name, (base, statistic) in RELATIVE.items():

@@ -15,7 +15,7 @@ from nlbench.errors import one_line
 
 from .exports import board_texts
 from .leaderboard import Row, is_training, leaderboard, sort_measure
-from .remarks import gpus_of, remarks_of
+from .remarks import collect_remarks, list_gpus
 from .tables import Measures, read_run
 from .text import ERROR_LEGEND, count, direction, functional_calls, value_text
 
@@ -51,10 +51,10 @@ def print_leaderboard(run: Run, console: Console) -> None:
         _print_board(console, rows, measures, subjects)
     if any(entry.error > 0 for row in rows for entry in row.entries.values()):
         print_line(console, ERROR_LEGEND)
-    gpus = gpus_of(run.manifest)
+    gpus = list_gpus(run.manifest)
     if len(gpus) > 1:
         print_line(console, f"measured on GPUs whose rounding may differ: {', '.join(gpus)}")
-    remarks = remarks_of(rows, measures)
+    remarks = collect_remarks(rows, measures)
     for remark in remarks[:_MAX_REMARKS]:
         status = "" if remark.status == "ok" else f"{remark.status}: "
         print_line(console, f"{remark.measures}, {remark.networks}: {status}{remark.text}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .compare import Difference, difference_of, mark_significant
+from .compare import Difference, compare_scores, mark_significant
 from .environment import Table
 from .leaderboard import Row, compared_measures, is_training
 from .tables import Score, Scores, mean_score
@@ -93,7 +93,7 @@ def _difference(measure: str, pairs: Sequence[tuple[Score, Score]]) -> Differenc
     """Compare two steps, by their means over seeds."""
     seeds = range(len(pairs))
     first, last = (mean_score(side, seeds, key="seeds") for side in zip(*pairs, strict=True))
-    return difference_of("", measure, first, last)
+    return compare_scores("", measure, first, last)
 
 
 def most_changed(difference: Difference) -> list[Difference]:

@@ -14,8 +14,8 @@ from .agreement import Correlation
 from .embedded import PageData
 from .fingerprint import Scale
 from .leaderboard import Row, is_training, sort_measure
-from .population import population_of
-from .remarks import remarks_of
+from .population import find_population
+from .remarks import collect_remarks
 from .tables import MeasureInfo, Measures, NamedRun, Score
 from .text import number, range_text, short_decimals
 
@@ -49,7 +49,7 @@ def card_axis(row: Row, measure: str, info: MeasureInfo) -> dict[str, Any]:
     The axis holds all of them. It is empty without a direction, or if it would have no extent.
     """
     entry = row.entries[measure]
-    population = population_of(measure, info)
+    population = find_population(measure, info)
     # The places of a mean over seeds are not the seeds' own.
     places = entry.place_values.tolist() if len(row.subjects) == 1 else []
     sense = info.sense
@@ -130,7 +130,9 @@ def board_view(
         m["name"]: sum(len(row.entries[m["name"]].place_values) > 0 for row in rows) for m in drawn
     }
     fingerprint = max(drawn, key=lambda m: networks[m["name"]], default=None)
-    remarks = [remark for remark in remarks_of(rows, shown) if remark.status == "ok"][:MAX_MARKS]
+    remarks = [remark for remark in collect_remarks(rows, shown) if remark.status == "ok"][
+        :MAX_MARKS
+    ]
     subjects = content["subjects"]
     differing = {key for key in ("data", "seed") if len({s[key] for s in subjects}) > 1}
     entries = [entry for row in rows for entry in row.entries.values()]

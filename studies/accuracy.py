@@ -46,7 +46,7 @@ class AccuracyStudy(Classifiers):
     def analyse(self, runs: Runs) -> Findings:
         """Correlate signature statistics, size and depth with accuracy, group by group."""
         run = runs["run"]
-        networks = with_accuracy(signature_statistics(run))
+        networks = add_accuracy(signature_statistics(run))
         by_group = [("all", networks), *networks.groupby("group", sort=False)]
         rows = [
             (group, name, r.n, r.value, r.low, r.high)
@@ -145,7 +145,7 @@ def _airfoil_verdicts(networks: pd.DataFrame) -> list[Verdict]:
     ]
 
 
-def with_accuracy(networks: pd.DataFrame) -> pd.DataFrame:
+def add_accuracy(networks: pd.DataFrame) -> pd.DataFrame:
     """Add the figures that torchvision reports for each network's default weights.
 
     The columns are ``accuracy`` (top-1 on ImageNet in percent), ``parameters`` (millions) and
@@ -162,7 +162,9 @@ def with_accuracy(networks: pd.DataFrame) -> pd.DataFrame:
 
 
 def pearson(x: Sequence[float] | pd.Series, y: Sequence[float] | pd.Series) -> Correlation:
-    """Compute Pearson's correlation with an interval; NaN for fewer than three pairs.
+    """Compute Pearson's correlation with an interval.
+
+    It is NaN for fewer than three pairs.
 
     Examples
     --------

@@ -26,7 +26,8 @@ MAX_MEAN = 20
 POINTS = 1000
 GRIDS = {"full": (20, (1, 2, 4)), "quick": (5, (4,))}
 """Number of means, and the standard deviations, in full and quick studies."""
-SHAPES, CENTRED_WIDTHS = ("relu", "tanh", "sigmoid"), (1, 4, 16)
+SHAPES = ("relu", "tanh", "sigmoid")
+CENTRED_WIDTHS = (1, 4, 16)
 NONLINEAR_BELOW = 0.9
 """Affinity below which an activation counts as nonlinear."""
 NEAR_ZERO = 0.15
@@ -38,7 +39,8 @@ class Activations(Study):
     question = "How low does each activation's affinity fall, and over how wide a range of inputs?"
     source = AFFINITY
     needs = "nothing"
-    minutes, quick_minutes = 0.4, 0.2
+    minutes = 0.4
+    quick_minutes = 0.2
 
     def measure(self, context: Context) -> Runs:
         """Measure affinity by mean and width, and again with the published absolute ridge."""
@@ -69,8 +71,11 @@ class Activations(Study):
     def analyse(self, runs: Runs) -> Findings:
         """Compare the activations by lowest score and nonlinear range."""
         curves = {part: _curves(runs[part]) for part in ("run", "absolute")}
-        relative, absolute = _summary(curves["run"]), _summary(curves["absolute"])
-        lowest, ridged, width = relative.lowest, absolute.lowest, relative.range
+        relative = _summary(curves["run"])
+        absolute = _summary(curves["absolute"])
+        lowest = relative.lowest
+        ridged = absolute.lowest
+        width = relative.range
         means = curves["run"]["mean"].nunique()
         table = relative.join(ridged.rename("lowest, absolute ridge")).reset_index()
         widths = ", ".join(f"{width:g}" for width in sorted(curves["run"].width.unique()))

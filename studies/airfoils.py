@@ -60,7 +60,8 @@ class Airfoils(Study):
     question = "Does any measure rise with the size and fit of networks trained on one task?"
     source = Source(MEMBERS["neuralfoil-xxxlarge"].source.citation)
     needs = "the package neuralfoil"
-    minutes, quick_minutes = 2, 0.4
+    minutes = 2
+    quick_minutes = 0.4
     takes = ("seeds",)
 
     def missing(self) -> str:

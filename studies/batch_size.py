@@ -28,7 +28,8 @@ class BatchSize(Study):
     question = "Does a network's signature depend on the batch size?"
     source = AFFINITY
     needs = "digits"
-    minutes, quick_minutes = 0.3, 0.1
+    minutes = 0.3
+    quick_minutes = 0.1
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:
@@ -52,12 +53,12 @@ class BatchSize(Study):
 
     def analyse(self, runs: Runs) -> Findings:
         """Compare the shape and the level of the signature between batch sizes."""
-        scores = _by_batch(runs)
+        scores = _join_batch_sizes(runs)
         sites = scores.place.unique()
         table = scores.pivot_table("value", "place", "batch").loc[sites]
         smallest, largest = table.columns.min(), table.columns.max()
         shift = table[largest] - table[smallest]
-        deviations = _by_batch(runs, "std")
+        deviations = _join_batch_sizes(runs, "std")
         noise = deviations[deviations.batch == smallest].groupby("place").value.mean().loc[sites]
         correlation = np.corrcoef(table.T.to_numpy()).min()
         farthest = str(shift.abs().idxmax())
@@ -94,7 +95,7 @@ class BatchSize(Study):
         )
 
 
-def _by_batch(runs: Runs, statistic: str = "value") -> pd.DataFrame:
+def _join_batch_sizes(runs: Runs, statistic: str = "value") -> pd.DataFrame:
     tables = [
         site_scores(run, statistic=statistic).assign(batch=int(size)) for size, run in runs.items()
     ]

@@ -66,7 +66,8 @@ class CatastrophicOverfitting(Study):
         "NeurIPS, 2020; the claim as worded in the abstract",
     )
     needs = "digits; trains 16 small networks"
-    minutes, quick_minutes = 4.0, 0.3
+    minutes = 4.0
+    quick_minutes = 0.3
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:

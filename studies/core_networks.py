@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-MODEL, DATA = "vgg8", "digits"
+MODEL = "vgg8"
+DATA = "digits"
 NOISE = 0.4
 WIDTHS = ("resnet18-w4", "resnet18-w8")
 MAX_RELATIVE_DIFFERENCE = 0.25
@@ -47,7 +48,8 @@ class CoreNetworks(Study):
     question = "Do the units that stay nonlinear form a core of nearly constant depth and width?"
     source = SOURCE
     needs = "linearises 55 networks (20 shared with early-or-late), trains 20"
-    minutes, quick_minutes = 12.0, 0.3
+    minutes = 12.0
+    quick_minutes = 0.3
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -92,9 +94,9 @@ class CoreNetworks(Study):
             .reset_index()
         )
         shallow = table[(table.model == MODEL) & (table.noise == 0)]
-        depths = _by_seed(table, "pathlength")
+        depths = _make_selector(table, "pathlength")
         units = layer_table(runs["run"]).groupby(["model", "mode", "noise", "omega", "seed"])
-        widths = _by_seed(units.nonlinear.mean().reset_index(), "nonlinear")
+        widths = _make_selector(units.nonlinear.mean().reset_index(), "nonlinear")
         verdicts = [
             paths_shrink(shallow, f"{MODEL}, mean over seeds"),
             _same_for_widths("depth", depths, "path length"),
@@ -136,7 +138,7 @@ def _wrong_labels(context: Context, seed: int) -> dict[str, Any]:
     return {"name": name, "label_noise": NOISE, "weights": str(start)}
 
 
-def _by_seed(table: pd.DataFrame, column: str) -> Callable[..., pd.DataFrame]:
+def _make_selector(table: pd.DataFrame, column: str) -> Callable[..., pd.DataFrame]:
     """Return a function that selects values of linearised networks, by seed and penalty."""
     late = table[table["mode"] == "post-training"]
 
@@ -211,11 +213,11 @@ def _figure(table: pd.DataFrame) -> Figure:
     for axes, omega in zip(panels, steps, strict=True):
         for noise, colour, shift in ((0.0, "#0072B2", -0.2), (NOISE, "#D55E00", 0.2)):
             layers = rows[(rows.omega == omega) & (rows.noise == noise)].groupby("place")
-            shares = layers.nonlinear.sum() / layers.units.sum()
-            if len(shares):
+            fractions = layers.nonlinear.sum() / layers.units.sum()
+            if len(fractions):
                 heights = np.arange(len(places)) + shift
                 label = f"{noise:.0%} wrong labels"
-                axes.barh(heights, shares[places], 0.4, color=colour, label=label)
+                axes.barh(heights, fractions[places], 0.4, color=colour, label=label)
         axes.set(title=f"ω = {omega:g}", xlim=(0, 1))
         axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
     panels[0].set_yticks(range(len(places)), places)

@@ -116,7 +116,8 @@ class Correlations(Study):
     question = "Does the affinity score show something that no other measure of activations shows?"
     source = AFFINITY
     needs = "digits, trains 9 networks; pretrained weights and ImageNet, else random weights"
-    minutes, quick_minutes = 7.0, 1.4
+    minutes = 7.0
+    quick_minutes = 1.4
     takes = ("data", "weights", "seeds")
 
     def measure(self, context: Context) -> Runs:
@@ -185,7 +186,7 @@ def correlate_sites(run: Run) -> pd.DataFrame:
 
 
 def _pearson(pairs: pd.DataFrame) -> float:
-    """Compute the correlation of two columns; NaN for fewer than four pairs."""
+    """Compute the correlation of two columns, or NaN for fewer than four pairs."""
     if len(pairs) < 4:
         return math.nan
     return within_groups([(pairs.iloc[:, 0], pairs.iloc[:, 1])]).value

@@ -31,7 +31,8 @@ class Datasets(Study):
     question = "How far does a network's signature move on data it was not trained on?"
     source = AFFINITY
     needs = "digits; trains 9 networks"
-    minutes, quick_minutes = 3.0, 0.3
+    minutes = 3.0
+    quick_minutes = 0.3
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:

@@ -22,7 +22,8 @@ NAMES = ("activation", "connected", "affine")
 TWINS = {name: f"ladders/twin-{name}" for name in ("plain", "doubled", "cancelling")}
 TRAINED = "vgg8, trained"
 EXACT = {"lines.method": "exact"}
-STEPS, QUICK_STEPS = (1000, 10_000), (50, 200)
+STEPS = (1000, 10_000)
+QUICK_STEPS = (50, 200)
 """Numbers of steps per segment for uniform sampling."""
 MIN_MISSED = 0.01
 
@@ -32,7 +33,8 @@ class Definitions(Study):
 
     question = "How much do counts of linear regions depend on the definition of a region?"
     needs = "digits"
-    minutes, quick_minutes = 0.8, 0.2
+    minutes = 0.8
+    quick_minutes = 0.2
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -115,18 +117,18 @@ class Definitions(Study):
 
 def _compare_sampling(runs: Runs, regions: float) -> Verdict:
     """Compare the boundaries found by uniform sampling with those of the exact method."""
-    shares = {}
+    fractions = {}
     for part, run in runs.items():
         if part.startswith("sampled"):
             (record,) = run.records
             steps = int(part.removeprefix("sampled"))
-            shares[steps] = record.result.summary["value"] / (regions - 1)
-    listed = (f"{share:.1%} at {steps:,} steps" for steps, share in shares.items())
+            fractions[steps] = record.result.summary["value"] / (regions - 1)
+    listed = (f"{fraction:.1%} at {steps:,} steps" for steps, fraction in fractions.items())
     return Verdict(
         "Uniform sampling misses regions",
         "might miss small regions if the step is large",
         f"{', '.join(listed)} per segment",
-        below(list(shares.values()), 1 - MIN_MISSED),
+        below(list(fractions.values()), 1 - MIN_MISSED),
         f"fraction of the boundaries on VGG8's path; agrees if all miss at least {MIN_MISSED:.0%}",
     )
 

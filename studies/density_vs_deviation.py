@@ -51,7 +51,10 @@ class DensityVsDeviation(ColumnPaths):
 
     def analyse(self, runs: Runs) -> Findings:
         """Correlate the two measures over the paths of each network."""
-        verdicts, tables, remarks, both = [], [], [], {}
+        verdicts = []
+        tables = []
+        remarks = []
+        both = {}
         for part, network in NETWORKS.items():
             if part in runs:
                 deviation, density = (path_values(runs[part], name) for name in MEASURES)
@@ -97,7 +100,7 @@ def correlate_measures(network: str, both: pd.DataFrame) -> pd.DataFrame:
 
 
 def correlation_verdicts(table: pd.DataFrame) -> list[Verdict]:
-    """Judge a column of table 1 by the correlations of its settings."""
+    """Evaluate a column of table 1 by the correlations of its settings."""
     return [
         Verdict(
             ("" if row.network == "VGG8" else f"{row.network}: ")

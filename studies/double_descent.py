@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-WIDTHS, QUICK_WIDTHS = (4, 8, 16), (4, 8)
+WIDTHS = (4, 8, 16)
+QUICK_WIDTHS = (4, 8)
 NOISE = 0.2
 MAX_FITTED_ERROR = 0.05
 """Maximum training error at which the labels, including wrong ones, count as fitted."""
@@ -32,12 +33,14 @@ class DoubleDescent(Study):
     question = "Does deviation rise and fall with the width as the test error does?"
     source = SOURCE
     needs = "trains 15 networks"
-    minutes, quick_minutes = 7.5, 0.2
+    minutes = 7.5
+    quick_minutes = 0.2
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:
         """Measure the networks of each width along closed paths, and their test accuracy."""
-        data, runs = context.data or DATA, {}
+        data = context.data or DATA
+        runs = {}
         recipe = "adam" if data == DATA else "linear-regions-double-descent"
         changes: dict[str, Any] = {"label_noise": NOISE, "name": f"noise{NOISE:g}"}
         if context.quick:

@@ -15,10 +15,10 @@ from .framework.trends import MIN_NETWORKS, network_interval
 from .framework.verdicts import Decision, above, mean_above
 from .shared.linearised_networks import (
     MAX_ACCURACY_LOSS,
-    MIN_LINEAR_SHARE,
+    MIN_LINEAR_FRACTION,
     SOURCE,
     as_trained,
-    by_omega,
+    average_by_omega,
     curves_by_seed,
     epochs_remark,
     floor_losses,
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-MODEL, DATA = "vgg8", "digits"
+MODEL = "vgg8"
+DATA = "digits"
 RANDOM_FRACTIONS = (0.2, 0.4, 0.6)
 """Fractions of linear units in the random control."""
 MIN_GAP = 0.01
@@ -47,7 +48,8 @@ MIN_GAP = 0.01
 MIN_LINEAR_LOSS = 0.05
 """Accuracy that networks whose units are all linear must lose for a task to count as hard enough to
 refute a gap."""
-HARDER_DATA, HARDER_MODEL = "mnist1d", "small/relu-w32-d6"
+HARDER_DATA = "mnist1d"
+HARDER_MODEL = "small/relu-w32-d6"
 """A task that needs more nonlinearity: logistic regression reaches 32% on it, compared with
 96% on digits."""
 HARDER_OMEGAS = {"post-training": (0.003, 0.03, 0.1), "from-start": (3e-5, 1e-4, 3e-4)}
@@ -62,7 +64,8 @@ class EarlyOrLate(Study):
     question = "Is a network more accurate if it is linearised late rather than early?"
     source = SOURCE
     needs = "digits, mnist1d; linearises 101 networks (20 shared with core-networks), trains 37"
-    minutes, quick_minutes = 11.0, 0.3
+    minutes = 11.0
+    quick_minutes = 0.3
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -102,9 +105,9 @@ class EarlyOrLate(Study):
         )
         harder.loc[harder.model != HARDER_MODEL, "mode"] = "shallow"
         reference = float(as_trained(table).accuracy)
-        late = by_omega(table)
-        linear = late[late["linear-units"] >= MIN_LINEAR_SHARE].sort_values("accuracy")
-        ours = f"fewer than {MIN_LINEAR_SHARE:.0%} became linear"
+        late = average_by_omega(table)
+        linear = late[late["linear-units"] >= MIN_LINEAR_FRACTION].sort_values("accuracy")
+        ours = f"fewer than {MIN_LINEAR_FRACTION:.0%} became linear"
         if len(linear):
             best = linear.iloc[-1]
             ours = f"{best['linear-units']:.0%} linear at {best.accuracy:.1%}"
@@ -128,7 +131,7 @@ class EarlyOrLate(Study):
                 ours,
                 stays_accurate(table),
                 f"the trained network reaches {reference:.1%}; agrees if some ω makes "
-                f"{MIN_LINEAR_SHARE:.0%} of the units linear and costs at most "
+                f"{MIN_LINEAR_FRACTION:.0%} of the units linear and costs at most "
                 f"{100 * MAX_ACCURACY_LOSS:g} points, and linear units alone cost more; 95% t "
                 "intervals over seeds",
             ),
@@ -233,7 +236,8 @@ def _test_difficulty(easy: pd.DataFrame, hard: pd.DataFrame) -> Verdict:
     from scipy import stats
 
     gaps = [late_advantages(table, "from-start", "pathlength") for table in (hard, easy)]
-    answer, ours = None, "too few seeds"
+    answer = None
+    ours = "too few seeds"
     if min(map(len, gaps)) >= MIN_NETWORKS:
         low, high = stats.ttest_ind(*gaps, equal_var=False).confidence_interval()
         answer = None if is_short(easy) or is_short(hard) else above([low, high])

@@ -108,7 +108,8 @@ class Families(Classifiers):
 
 def _families_of_the_zoo(runs: Runs) -> Verdict:
     """Compare signatures within and between families of trained networks of the zoo."""
-    claim, published = "Trained networks of the zoo cluster by family", "families cluster"
+    claim = "Trained networks of the zoo cluster by family"
+    published = "families cluster"
     if "zoo" not in runs:
         return Verdict(claim, published, remark="none available")
     verdicts = {}
@@ -166,12 +167,14 @@ def _compare_with_alexnet(names: Sequence[str], distances: NDArray[np.float64]) 
 
 def _vits_are_apart(families: Sequence[str], distances: NDArray[np.float64]) -> Verdict:
     """Test whether every ViT is farther from other families than every other network is."""
-    claim, published = "ViTs differ from all others", "highly dissimilar"
+    claim = "ViTs differ from all others"
+    published = "highly dissimilar"
     names = np.array(families)
     means = np.array(
         [row[names != name].mean() for row, name in zip(distances, families, strict=True)]
     )
-    vits, others = means[names == "ViT"], means[names != "ViT"]
+    vits = means[names == "ViT"]
+    others = means[names != "ViT"]
     if not len(vits) or len(set(families)) < 3:
         return Verdict(claim, published)
     decision = networks_ordered(others, vits)
@@ -202,7 +205,8 @@ def _compare_depths(sites: pd.DataFrame) -> list[Verdict]:
         names = [name for name, classifier in CLASSIFIERS.items() if classifier.family == family]
         scores[family] = [mean[name] for name in names if name in mean.index]
         texts[family] = " < ".join(f"{score:.3f}" for score in scores[family])
-    vggs, resnets = scores["VGG"], scores["ResNet"]
+    vggs = scores["VGG"]
+    resnets = scores["ResNet"]
     return [
         Verdict(
             "VGGs have the same signature at every depth",

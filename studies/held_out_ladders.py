@@ -39,7 +39,8 @@ class HeldOutLadders(Study):
     question = "Do the recommendations of the benchmark hold on ladders that were drawn after them?"
     source = Source("", "ours; see docs/benchmark.md")
     needs = "nothing"
-    minutes, quick_minutes = 5.0, 0.1
+    minutes = 5.0
+    quick_minutes = 0.1
     takes = ("seeds", "measures")
 
     def measure(self, context: Context) -> Runs:
@@ -82,7 +83,7 @@ class HeldOutLadders(Study):
 
 
 def _verdicts(orders: Mapping[tuple[str, str], Order]) -> list[Verdict]:
-    """Judge each recommended measure on the ladders of its question."""
+    """Evaluate each recommended measure on the ladders of its question."""
     verdicts = []
     for question, measures in RECOMMENDED.items():
         for measure in measures:

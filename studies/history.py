@@ -147,8 +147,10 @@ def _trend(before: pd.DataFrame, statistic: str) -> Verdict:
 
 
 def _transformers(table: pd.DataFrame) -> Verdict:
-    claim, published = "ViTs are the most nonlinear of all", "lowest scores"
-    vits, others = table[table.family == "ViT"]["mean"], table[table.family != "ViT"]
+    claim = "ViTs are the most nonlinear of all"
+    published = "lowest scores"
+    vits = table[table.family == "ViT"]["mean"]
+    others = table[table.family != "ViT"]
     if vits.empty or others.empty:
         return Verdict(claim, published, remark="none available")
     lowest = others.sort_values("mean").iloc[0]
@@ -175,7 +177,8 @@ def _early_networks(table: pd.DataFrame) -> Verdict:
 
 
 def _googlenet(table: pd.DataFrame) -> Verdict:
-    claim, published = "GoogLeNet's scores lie between 0.6 and 0.9", "0.6 to 0.9"
+    claim = "GoogLeNet's scores lie between 0.6 and 0.9"
+    published = "0.6 to 0.9"
     rows = table[table.network == "torchvision/googlenet"]
     if rows.empty:
         return Verdict(claim, published)

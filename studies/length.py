@@ -39,7 +39,8 @@ class Length(Study):
     question = "Does the image of a path grow exponentially with depth in a random network?"
     source = LENGTHS
     needs = "nothing"
-    minutes, quick_minutes = 0.5, 0.2
+    minutes = 0.5
+    quick_minutes = 0.2
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:

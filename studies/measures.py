@@ -56,12 +56,15 @@ from .shared.ladders import (
 )
 from .shared.orders import WORDS, Order, adjusted, compute_order
 
-SAMPLES, PAIRS, IMAGES = 512, 32, 4
+SAMPLES = 512
+PAIRS = 32
+IMAGES = 4
 """For each network: samples, pairs of samples joined by a path, and images with a path of eight
 segments around each."""
 QUICK_SAMPLES = 128
 QUICK_PAIRS = 2
-REPEATED_LADDERS, REPEATED_SEEDS = ("relu", "residual", "sine"), (0, 1, 2, 3)
+REPEATED_LADDERS = ("relu", "residual", "sine")
+REPEATED_SEEDS = (0, 1, 2, 3)
 BATCHES = {f"{probe}.batch": 32 for probe in ("sites", "function", "outputs", "graph")}
 MIN_TRAIN_ACCURACY = 0.95
 """Minimum training accuracy for the labels to count as learned."""
@@ -75,7 +78,8 @@ class Measures(Study):
     question = "Which measures detect planted nonlinearity, and at what cost?"
     source = Source("", "ours; ladders and criteria are in docs/benchmark.md")
     needs = "trains 126 small networks; nothing if quick"
-    minutes, quick_minutes = 25.0, 1.0
+    minutes = 25.0
+    quick_minutes = 1.0
     takes = ("seeds", "measures")
 
     def measure(self, context: Context) -> Runs:
@@ -101,7 +105,8 @@ class Measures(Study):
             run("maps", names, fields)
         for fields in build_requests(context, TWIN_LADDER):
             run("twins", names, fields)
-            settings, plain = fields["settings"], {**fields, "models": fields["models"][:1]}
+            settings = fields["settings"]
+            plain = {**fields, "models": fields["models"][:1]}
             run("twins.batches", names, {**plain, "settings": {**settings, **BATCHES}})
             fewer = {"lines.number": settings["lines.number"] // 2}
             half = {"samples": fields["samples"] // 2, "settings": settings | fewer}
@@ -213,9 +218,9 @@ def _orders(cells: pd.DataFrame, descriptions: Mapping[str, MeasureInfo]) -> Ord
         for name, order in by_ladder.items():
             kinds[LADDERS[name].kind][name] = order
         # The order of a regime is not known, so there is nothing to test.
-        judged = {n: replace(o, mark=o.mark or "regime") for n, o in kinds["regime"].items()}
-        judged |= adjusted(kinds["planted"]) | adjusted(kinds["published"])
-        orders |= {(str(measure), name): judged[name] for name in by_ladder}
+        evaluated = {n: replace(o, mark=o.mark or "regime") for n, o in kinds["regime"].items()}
+        evaluated |= adjusted(kinds["planted"]) | adjusted(kinds["published"])
+        orders |= {(str(measure), name): evaluated[name] for name in by_ladder}
     return orders
 
 
@@ -255,32 +260,32 @@ def _headline(questions: pd.DataFrame) -> list[str]:
 def _exact_verdicts(exact: pd.DataFrame) -> Iterable[Verdict]:
     if not len(exact):
         return
-    judged = exact[exact.exact.isin(["yes", "no"])]
-    wrong = judged[judged.exact == "no"]
+    evaluated = exact[exact.exact.isin(["yes", "no"])]
+    wrong = evaluated[evaluated.exact == "no"]
     yield Verdict(
         "On networks of affine units a measure has one value, regardless of their weights",
         "",
-        _count_exceptions(judged, wrong),
-        within(judged["largest departure"], 0, MAX_DEPARTURE),
+        _count_exceptions(evaluated, wrong),
+        within(evaluated["largest departure"], 0, MAX_DEPARTURE),
         "first rungs of all ladders whose units are affine there",
     )
-    maps = judged[[name for name in MAPS if name in judged]].dropna()
+    maps = evaluated[[name for name in MAPS if name in evaluated]].dropna()
     if maps.size:
         departure = maps.sub(maps.iloc[:, 0], axis=0).abs().max(axis=1)
-        wrong = judged.loc[departure[departure > MAX_DEPARTURE].index]
+        wrong = evaluated.loc[departure[departure > MAX_DEPARTURE].index]
         yield Verdict(
             "Negation, permutation and rotation of channels have the value of the identity",
             "",
-            _count_exceptions(judged.loc[maps.index], wrong),
+            _count_exceptions(evaluated.loc[maps.index], wrong),
             not len(wrong),
             "affine maps as activations of 16 skewed channels; affinity compares the distributions "
             "of input and output, and counts only positive semidefinite maps as affine",
         )
 
 
-def _count_exceptions(judged: pd.DataFrame, wrong: pd.DataFrame) -> str:
+def _count_exceptions(evaluated: pd.DataFrame, wrong: pd.DataFrame) -> str:
     exceptions = f", but {', '.join(wrong.measure)}" if len(wrong) else ""
-    return f"{len(judged) - len(wrong)} of {len(judged)} measures{exceptions}"
+    return f"{len(evaluated) - len(wrong)} of {len(evaluated)} measures{exceptions}"
 
 
 def _ladder_verdicts(orders: Orders) -> Iterable[Verdict]:
@@ -394,7 +399,8 @@ def _compare_with_affine(cells: pd.DataFrame) -> Iterable[Verdict]:
 
 def _remarks(cells: pd.DataFrame, shipped: Sequence[str]) -> list[str]:
     measured = cells[cells.ladder.isin(LADDERS)].groupby("ladder").seed.nunique()
-    few, many = int(measured.min()), int(measured.max())
+    few = int(measured.min())
+    many = int(measured.max())
     remarks = [
         f"The units are networks: {few if few == many else f'{few} to {many}'} seeds per rung. "
         f"Each network is measured on {SAMPLES} samples ({QUICK_SAMPLES} if quick), along {PAIRS} "

@@ -31,7 +31,8 @@ class Noise(ClosedPaths):
         """Compare the medians of the networks between settings."""
         values = {name: path_values(runs["paths"], name) for name in MEASURES}
         by_measure = {name: medians(table) for name, table in values.items()}
-        deviation, density = by_measure["absdev"], by_measure["density"]
+        deviation = by_measure["absdev"]
+        density = by_measure["density"]
         noisy = [name for name in sorted_settings(values["absdev"].setting) if "noise" in name]
         verdicts = [
             is_lower(

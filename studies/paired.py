@@ -18,10 +18,10 @@ from .shared.linear_regions import (
     MEASURES,
     NETWORKS,
     ColumnPaths,
-    PathShares,
+    PathComparison,
+    compare_paths,
     path_remarks,
     path_values,
-    shares_of_paths,
     sorted_settings,
 )
 
@@ -59,7 +59,7 @@ NEARLY_ALL = 0.9
 """Minimum fraction of paths that counts as nearly all; published fractions are at least 0.98."""
 FEW = 1 - NEARLY_ALL
 OTHER_SEEDS = "different seeds"
-Shares: TypeAlias = Mapping[tuple[tuple[str, str], str, bool], PathShares]
+PathComparisons: TypeAlias = Mapping[tuple[tuple[str, str], str, bool], PathComparison]
 """Fractions of paths keyed by pair of settings, measure, and True for networks with one seed."""
 
 
@@ -70,14 +70,16 @@ class Paired(ColumnPaths):
 
     def analyse(self, runs: Runs) -> Findings:
         """Compare networks path by path, with the same seed and with different seeds."""
-        verdicts, tables, remarks = [], [], []
+        verdicts = []
+        tables = []
+        remarks = []
         for part, network in NETWORKS.items():
             if part not in runs:
                 continue
             values = {name: path_values(runs[part], name) for name in MEASURES}
-            shares = path_shares(values)
-            verdicts += share_verdicts(network, shares)
-            tables.append(_table(network, shares))
+            comparisons = compare_pairs(values)
+            verdicts += comparison_verdicts(network, comparisons)
+            tables.append(_table(network, comparisons))
             remarks += path_remarks(runs[part], network)
         table = pd.concat(tables, ignore_index=True)
         vgg8 = {name: path_values(runs["paths"], name) for name in MEASURES}
@@ -98,34 +100,35 @@ class Paired(ColumnPaths):
         )
 
 
-def path_shares(values: Mapping[str, pd.DataFrame]) -> Shares:
+def compare_pairs(values: Mapping[str, pd.DataFrame]) -> PathComparisons:
     """Compute the fractions of paths for all pairs of settings, given `path_values` by measure."""
     settings = sorted_settings(next(iter(values.values())).setting)
     return {
-        (pair, name, same): shares_of_paths(table, *pair, same_seed=same)
+        (pair, name, same): compare_paths(table, *pair, same_seed=same)
         for pair in _pairs(settings)
         for name, table in values.items()
         for same in (True, False)
     }
 
 
-def share_verdicts(network: str, shares: Shares) -> list[Verdict]:
-    """Judge a column of table 2, and whether density separates networks of different seeds."""
-    published, prefix = PUBLISHED[network], "" if network == "VGG8" else f"{network}: "
+def comparison_verdicts(network: str, comparisons: PathComparisons) -> list[Verdict]:
+    """Evaluate a column of table 2, and whether density separates networks of different seeds."""
+    published = PUBLISHED[network]
+    prefix = "" if network == "VGG8" else f"{network}: "
     verdicts = []
-    for (pair, name, same), share in shares.items():
+    for (pair, name, same), comparison in comparisons.items():
         if same:
             claim = published.get(pair, ("", ""))[MEASURES.index(name)]
-            verdicts.append(_is_above(prefix, pair, name, claim, share))
-    for (pair, name, same), share in shares.items():
-        if pair[1] != "clean" or name != "density" or same or not len(share.fractions):
+            verdicts.append(_is_above(prefix, pair, name, claim, comparison))
+    for (pair, name, same), comparison in comparisons.items():
+        if pair[1] != "clean" or name != "density" or same or not len(comparison.fractions):
             continue
         verdicts.append(
             Verdict(
                 f"{prefix}Density separates {pair[0]} from clean labels across seeds too",
                 "",
-                f"{share.text}, {share.networks} networks",
-                in_most_networks(share.fractions >= NEARLY_ALL, share.networks),
+                f"{comparison.text}, {comparison.networks} networks",
+                in_most_networks(comparison.fractions >= NEARLY_ALL, comparison.networks),
                 "each network trained on wrong labels vs. each clean one with a different seed, on "
                 f"the same paths; agrees if most pairs have at least {NEARLY_ALL}, by a sign test "
                 "over networks",
@@ -134,13 +137,14 @@ def share_verdicts(network: str, shares: Shares) -> list[Verdict]:
     return verdicts
 
 
-def _table(network: str, shares: Shares) -> pd.DataFrame:
-    names, seeds = {**AXIS_LABELS, "density": "density"}, {True: "one seed", False: OTHER_SEEDS}
+def _table(network: str, comparisons: PathComparisons) -> pd.DataFrame:
+    names = {**AXIS_LABELS, "density": "density"}
+    seeds = {True: "one seed", False: OTHER_SEEDS}
     rows = []
-    for (pair, name, same), share in shares.items():
-        if len(share.fractions):
-            mean = share.fractions.mean()
-            rows.append((network, *pair, names[name], seeds[same], share.networks, mean))
+    for (pair, name, same), comparison in comparisons.items():
+        if len(comparison.fractions):
+            mean = comparison.fractions.mean()
+            rows.append((network, *pair, names[name], seeds[same], comparison.networks, mean))
     columns = ["network", "higher", "lower", "measure", "networks of", "networks"]
     return pd.DataFrame(rows, columns=[*columns, "share"])
 
@@ -155,25 +159,25 @@ def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _is_above(
-    prefix: str, pair: tuple[str, str], measure: str, published: str, share: PathShares
+    prefix: str, pair: tuple[str, str], measure: str, published: str, comparison: PathComparison
 ) -> Verdict:
     """Test whether most pairs have a fraction near 1, near 0 or between, as published."""
     name = {"absdev": "Deviation", "density": "Density"}[measure]
     value = float(published.split()[0]) if published else 1.0
     if value >= NEARLY_ALL:
         side = "nearly all"
-        holds = share.fractions >= NEARLY_ALL
+        holds = comparison.fractions >= NEARLY_ALL
     elif value <= FEW:
         side = "almost no"
-        holds = share.fractions <= FEW
+        holds = comparison.fractions <= FEW
     else:
         side = "some"
-        holds = (share.fractions > FEW) & (share.fractions < NEARLY_ALL)
+        holds = (comparison.fractions > FEW) & (comparison.fractions < NEARLY_ALL)
     return Verdict(
         f"{prefix}{name} of {pair[0]} is above that of {pair[1]} on {side} paths",
         published,
-        f"{share.text}, so in {np.count_nonzero(holds)} of {share.networks} pairs",
-        in_most_networks(holds, share.networks),
+        f"{comparison.text}, so in {np.count_nonzero(holds)} of {comparison.networks} pairs",
+        in_most_networks(holds, comparison.networks),
         "fraction of paths, mean over pairs of networks with the same seed; nearly all: at least "
         f"{NEARLY_ALL}, almost no: at most {FEW:g}; agrees if so in most pairs, by a sign test",
     )

@@ -14,12 +14,12 @@ from .framework.verdicts import in_most_networks, mean_below
 from .shared.linear_regions import (
     MEASURES,
     SOURCE,
-    PathShares,
+    PathComparison,
+    compare_paths,
     distribution_figure,
     measure_paths,
     path_remarks,
     path_values,
-    shares_of_paths,
     sorted_settings,
     trained_networks,
 )
@@ -30,7 +30,7 @@ KINDS = {
     "random": "closed paths through noise",
 }
 NOISE_LEVEL = 0.4
-SEPARATING_SHARE = 0.9
+SEPARATING_FRACTION = 0.9
 MAX_UNIFORM_SPREAD = 0.5
 """Maximum relative spread over random paths, as a fraction of closed ones, to count as uniform."""
 
@@ -41,7 +41,8 @@ class Paths(Study):
     question = "Does it matter which paths networks are compared on?"
     source = SOURCE
     needs = "trains 6 networks, shared with other studies"
-    minutes, quick_minutes = 3.5, 0.2
+    minutes = 3.5
+    quick_minutes = 0.2
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:
@@ -55,13 +56,16 @@ class Paths(Study):
             (kind, name): path_values(run, name) for kind, run in runs.items() for name in MEASURES
         }
         spreads = {key: _relative_spreads(table) for key, table in values.items()}
-        rows, verdicts = [], []
+        rows = []
+        verdicts = []
         for (kind, name), table in values.items():
-            share = shares_of_paths(table, f"noise {NOISE_LEVEL:g}", "clean")
+            comparison = compare_paths(table, f"noise {NOISE_LEVEL:g}", "clean")
             spread = spreads[kind, name].mean()
-            rows.append((KINDS[kind], name, share.fractions.mean(), share.networks, spread))
+            rows.append(
+                (KINDS[kind], name, comparison.fractions.mean(), comparison.networks, spread)
+            )
             if name == "absdev" or kind != "random":
-                verdicts.append(_separates(kind, name, share))
+                verdicts.append(_separates(kind, name, comparison))
         higher = f"share with noise {NOISE_LEVEL:g} above clean"
         columns = ["paths", "measure", higher, "pairs of networks", "spread over paths"]
         table = pd.DataFrame(rows, columns=columns)
@@ -104,18 +108,18 @@ def _is_uniform(spreads: Mapping[tuple[str, str], pd.Series[float]]) -> Verdict:
     )
 
 
-def _separates(kind: str, measure: str, share: PathShares) -> Verdict:
+def _separates(kind: str, measure: str, comparison: PathComparison) -> Verdict:
     is_deviation = measure == "absdev"
-    separates = share.fractions >= SEPARATING_SHARE
+    separates = comparison.fractions >= SEPARATING_FRACTION
     holds = separates if is_deviation else ~separates
     return Verdict(
         f"{'Deviation' if is_deviation else 'Density'} separates clean from wrong labels on "
         f"{KINDS[kind]}",
         "yes" if is_deviation else "hardly, near training data",
-        f"{share.text}, so in {int(holds.sum())} of {share.networks} pairs",
-        in_most_networks(holds, share.networks),
+        f"{comparison.text}, so in {int(holds.sum())} of {comparison.networks} pairs",
+        in_most_networks(holds, comparison.networks),
         f"fraction of paths on which {NOISE_LEVEL:.0%} wrong labels give the larger value; a pair "
-        f"of networks is separated if it is at least {SEPARATING_SHARE}; agrees if so in most "
+        f"of networks is separated if it is at least {SEPARATING_FRACTION}; agrees if so in most "
         "pairs, by a sign test",
     )
 

@@ -35,7 +35,8 @@ PUBLISHED = {
 }
 REDUCTIONS = {"spatial": "pooled", "flatten": "whole"}
 SAMPLES = 256
-MANY_CHANNELS, FEW_CHANNELS = 16, 3
+MANY_CHANNELS = 16
+FEW_CHANNELS = 3
 TOLERANCE = 0.015
 
 
@@ -45,7 +46,8 @@ class Pooling(Study):
     question = "Does averaging over positions preserve the affinity score?"
     source = AFFINITY
     needs = "digits"
-    minutes, quick_minutes = 0.3, 0.2
+    minutes = 0.3
+    quick_minutes = 0.2
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:

@@ -55,11 +55,14 @@ TASKS = {
 QUICK_TASKS = ("digits", "spirals")
 LEARNING_RATE = 0.01
 ACTIVATIONS = ("relu", "gelu", "tanh")
-WIDTHS, DEPTHS = (8, 16, 32, 64), (1, 2, 3, 4)
+WIDTHS = (8, 16, 32, 64)
+DEPTHS = (1, 2, 3, 4)
 SHAPES = 5
 """Number of pairs of width and depth per task and activation."""
-NOISES, DECAYS = (0.0, 0.1, 0.2, 0.4), (0.0, 1e-4, 1e-3)
-SAMPLES, PAIRS = 512, 16
+NOISES = (0.0, 0.1, 0.2, 0.4)
+DECAYS = (0.0, 1e-4, 1e-3)
+SAMPLES = 512
+PAIRS = 16
 MIN_FIT = 0.5
 """Minimum training accuracy of a network that can have a generalisation gap."""
 SETTINGS = {"substitution.cost": "kl", "lines.paths": "pairs", "lines.tolerance": 0.01}
@@ -68,7 +71,9 @@ MEASURES = (
     "effective-rank", "substitution",
 )  # fmt: skip
 JACOBIAN = "geometric-complexity"
-SIZE, LOSS, NORM = "log parameters", "training loss", "weight norm"
+SIZE = "log parameters"
+LOSS = "training loss"
+NORM = "weight norm"
 BASELINES = (SIZE, LOSS, NORM, JACOBIAN)
 CONTROLS = (SIZE, LOSS)
 OUTCOMES: Mapping[str, str] = {
@@ -116,7 +121,8 @@ class Prediction(Study):
     )
     source = Source("", "ours, after Y. Jiang et al. Fantastic Generalization Measures. ICLR, 2020")
     needs = "digits, mnist1d; trains 180 small networks"
-    minutes, quick_minutes = 9.0, 0.3
+    minutes = 9.0
+    quick_minutes = 0.3
     takes = ("seeds", "measures")
 
     def measure(self, context: Context) -> Runs:
@@ -164,7 +170,8 @@ def _networks(context: Context, task: str) -> dict[str, list[Path]]:
     checkpoints: dict[str, list[Path]] = {}
     for activation in ACTIVATIONS:
         for shape in random.permutation(len(WIDTHS) * len(DEPTHS))[:SHAPES]:
-            width, depth = WIDTHS[shape // len(DEPTHS)], DEPTHS[shape % len(DEPTHS)]
+            width = WIDTHS[shape // len(DEPTHS)]
+            depth = DEPTHS[shape % len(DEPTHS)]
             decays = random.choice(DECAYS, len(NOISES))
             model = f"small/{activation}-w{width}-d{depth}"
             if context.quick and len(checkpoints) > ACTIVATIONS.index(activation):
@@ -211,7 +218,8 @@ def _outcomes(context: Context, task: str, by_model: Mapping[str, Sequence[Path]
     from .shared.outcomes import TaskSamples, outcomes_measure
 
     samples = TaskSamples.load(task, TASKS[task].epsilon)
-    models, trainings = {}, {}
+    models = {}
+    trainings = {}
     for model, files in by_model.items():
         for file in files:
             spec = SubjectSpec(model, str(file), task, samples=2)

@@ -31,7 +31,8 @@ QUICK = ("vgg8", "transformer-tiny")
 REDUCTIONS = ("spatial", "published")
 ROUNDING = 1e-9
 MIN_DIFFERENCE = 0.05
-OVER_POSITIONS, AS_PUBLISHED = "score over positions", "score as published"
+OVER_POSITIONS = "score over positions"
+AS_PUBLISHED = "score as published"
 
 
 class PublishedAxes(Study):
@@ -40,7 +41,8 @@ class PublishedAxes(Study):
     question = "Does it matter that the published code always averages over the last axes?"
     source = SOURCE
     needs = "two small networks; two from torchvision, initialised"
-    minutes, quick_minutes = 0.3, 0.3
+    minutes = 0.3
+    quick_minutes = 0.3
     takes = ("weights",)
 
     def measure(self, context: Context) -> Runs:
@@ -68,10 +70,12 @@ class PublishedAxes(Study):
         table = _sites(runs["spatial"], OVER_POSITIONS).merge(
             _sites(runs["published"], AS_PUBLISHED), on=["model", "site"]
         )
-        rows, verdicts = [], []
+        rows = []
+        verdicts = []
         for model, sites in table.groupby("model", sort=False):
             layout = NETWORKS[str(model)][2]
-            right, wrong = sites[OVER_POSITIONS].mean(), sites[AS_PUBLISHED].mean()
+            right = sites[OVER_POSITIONS].mean()
+            wrong = sites[AS_PUBLISHED].mean()
             largest = (sites[OVER_POSITIONS] - sites[AS_PUBLISHED]).abs().max()
             tau = kendall(sites[OVER_POSITIONS], sites[AS_PUBLISHED]).value
             rows.append((model, layout, right, wrong, largest, tau))

@@ -54,7 +54,7 @@ def integral_as_published(t: Tensor, values: Tensor, length: float) -> Tensor:
     >>> integral_as_published(t, y, length=2.0)  # the definition gives 1
     tensor([4.])
     """
-    return length * _shares(t, values).sum(0)
+    return length * _region_integrals(t, values).sum(0)
 
 
 def estimate_as_published(estimate: SegmentEstimate) -> tuple[Tensor, Tensor]:
@@ -69,14 +69,15 @@ def estimate_as_published(estimate: SegmentEstimate) -> tuple[Tensor, Tensor]:
         The error is the sum of the changes made by the last two halvings of the steps: a single
         change may be small by chance.
     """
-    t, values = estimate.t, estimate.values
+    t = estimate.t
+    values = estimate.values
     fine, middle, coarse = (
         integral_as_published(t[::by], values[::by], estimate.length) for by in (1, 2, 4)
     )
     return 2 * fine - middle, (fine - middle).abs() + (middle - coarse).abs()
 
 
-def _shares(t: Tensor, values: Tensor) -> Tensor:
+def _region_integrals(t: Tensor, values: Tensor) -> Tensor:
     """Return the contribution of each region, shape (n - 1, k)."""
     chord = values[0] + t[:, None] * (values[-1] - values[0])
     distance = values - chord
@@ -116,8 +117,8 @@ class AbsdevAsPublished(Measure):
                 zip(("value", "numerical_error"), estimate_as_published(trace), strict=True)
             )
         else:
-            shares = trace.length * _shares(trace.t, trace.values)
-            sums = {"value": shares.sum(0), "shortened": shares[:-1].sum(0)}
+            integrals = trace.length * _region_integrals(trace.t, trace.values)
+            sums = {"value": integrals.sum(0), "shortened": integrals[:-1].sum(0)}
         self._segments.setdefault(observation.place, []).append(
             {name: logits.cpu() for name, logits in sums.items()}
         )
@@ -144,7 +145,8 @@ class PublishedIntegral(Study):
     question = "How far is the deviation that published code computes from its definition?"
     source = SOURCE
     needs = f"{DATA}, the bundled {MODEL}"
-    minutes, quick_minutes = 1.3, 0.3
+    minutes = 1.3
+    quick_minutes = 0.3
 
     def measure(self, context: Context) -> Runs:
         """Measure both integrals on exact traces of the same segments."""
@@ -184,7 +186,8 @@ class PublishedIntegral(Study):
         table = pd.DataFrame(
             rows, columns=["path", "segment", "as defined", "as published", "ratio"]
         )
-        ratio, order = table.ratio, kendall(table["as defined"], table["as published"])
+        ratio = table.ratio
+        order = kendall(table["as defined"], table["as published"])
         lost = [
             1 - path.statistics["shortened"] / path.statistics["value"] for path in published.values
         ]

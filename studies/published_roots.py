@@ -131,7 +131,8 @@ class PublishedRoots(Study):
     question = "Are matrix roots in float32 enough for the affinity score?"
     source = SOURCE
     needs = "nothing"
-    minutes, quick_minutes = 0.4, 0.3
+    minutes = 0.4
+    quick_minutes = 0.3
 
     def measure(self, context: Context) -> Runs:
         """Measure ReLU on many and on few correlated, heavy-tailed features."""

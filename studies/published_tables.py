@@ -23,7 +23,7 @@ from .framework.figures import legend_below, page_figure
 from .framework.trends import network_interval
 from .framework.verdicts import mean_above
 from .noise import is_lower
-from .paired import path_shares, share_verdicts
+from .paired import compare_pairs, comparison_verdicts
 from .published_integral import AbsdevAsPublished
 from .shared.linear_regions import (
     NETWORKS,
@@ -52,7 +52,8 @@ class PublishedTables(ColumnPaths):
     """Verdicts on tables 1 and 2 by the deviation as defined and by the published code."""
 
     question = "Does the integral in the published code change what tables 1 and 2 show?"
-    minutes, quick_minutes = 22.0, 0.3
+    minutes = 22.0
+    quick_minutes = 0.3
 
     def measure(self, context: Context) -> Runs:
         """Measure all networks of the tables by both integrals along the same paths."""
@@ -63,14 +64,17 @@ class PublishedTables(ColumnPaths):
         return {**runs, **published}
 
     def analyse(self, runs: Runs) -> Findings:
-        """Judge each claim about deviation by both integrals."""
-        claims, tables, verdicts, remarks = [], [], [], []
+        """Evaluate each claim about deviation by both integrals."""
+        claims = []
+        tables = []
+        verdicts = []
+        remarks = []
         for part, network in NETWORKS.items():
             if part not in runs:
                 continue
             density = path_values(runs[part], "density")
             deviations = _deviations(runs[part], runs[part + AS_PUBLISHED])
-            claims.append(_judge(network, density, deviations))
+            claims.append(_evaluate_claims(network, density, deviations))
             tables.append(_networks(network, density, deviations))
             for name, rows in claims[-1].groupby("table"):
                 verdicts.append(_is_unchanged(f"{network}, {name}", rows))
@@ -79,12 +83,12 @@ class PublishedTables(ColumnPaths):
                 *path_remarks(runs[part], network),
                 _error_remark(network, runs[part + AS_PUBLISHED]),
             ]
-        judged = pd.concat(claims, ignore_index=True)
-        overall = _is_unchanged("", judged)
+        evaluated = pd.concat(claims, ignore_index=True)
+        overall = _is_unchanged("", evaluated)
         return Findings(
             verdicts,
             {
-                "Claims of tables 1 and 2 by both integrals": judged,
+                "Claims of tables 1 and 2 by both integrals": evaluated,
                 "Medians over paths and rank correlations with density": pd.concat(
                     tables, ignore_index=True
                 ),
@@ -120,13 +124,16 @@ def _error_remark(network: str, published: Run) -> str:
     )
 
 
-def _judge(network: str, density: pd.DataFrame, deviations: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def _evaluate_claims(
+    network: str, density: pd.DataFrame, deviations: Sequence[pd.DataFrame]
+) -> pd.DataFrame:
     """Return the claims of both tables with the verdict by each integral."""
-    first, second = [], []
+    first = []
+    second = []
     for values in deviations:
         correlations = correlate_measures(network, merge_measures(values, density))
         first.append(correlation_verdicts(correlations))
-        second.append(share_verdicts(network, path_shares({"absdev": values})))
+        second.append(comparison_verdicts(network, compare_pairs({"absdev": values})))
     rows = [
         (name, network, a.claim, a.published, a.ours, a.word, b.ours, b.word)
         for name, verdicts in (("table 1", first), ("table 2", second))
@@ -141,8 +148,10 @@ def _is_unchanged(name: str, claims: pd.DataFrame) -> Verdict:
     first, second = (claims[f"{name}: agrees"] for name in INTEGRALS)
     differ = first != second
     decided = first.isin(("yes", "no")).astype(int) + second.isin(("yes", "no"))
-    alike, opposite = (decided > 1) & ~differ, (decided > 1) & differ
-    one, none = (decided == 1).sum(), (decided == 0).sum()
+    alike = (decided > 1) & ~differ
+    opposite = (decided > 1) & differ
+    one = (decided == 1).sum()
+    none = (decided == 0).sum()
     return Verdict(
         f"{name}: published code's integral changes no verdict",
         "",

@@ -36,7 +36,8 @@ PANELS = {
 }
 
 # Each claim states that a signed sum of panels is positive (paper, section 3.2).
-_ORIGINAL, _SHIFTED = "original", "shifted"
+_ORIGINAL = "original"
+_SHIFTED = "shifted"
 CONTRASTS = {
     "Larger weights lower ReLU's scores": [
         (1, ("ReLU", "× 1", _ORIGINAL)),
@@ -76,7 +77,8 @@ class Redshift(Study):
         "non-linearity. 2023, slides; the networks of D. Teney et al., Neural Redshift, CVPR 2024.",
     )
     needs = "nothing"
-    minutes, quick_minutes = 0.3, 0.2
+    minutes = 0.3
+    quick_minutes = 0.2
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -96,7 +98,8 @@ class Redshift(Study):
         """Compare mean scores with the slides, and test each contrast between panels."""
         scores = runs["run"].scores
         means = scores[(scores.place == "") & (scores.statistic == "value")]
-        rows, verdicts = [], []
+        rows = []
+        verdicts = []
         for (activation, factor, version), (model, published, spread) in PANELS.items():
             ours = means[means.model == model].value
             rows.append((activation, factor, version, published, spread, ours.mean(), ours.std()))

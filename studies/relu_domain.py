@@ -53,7 +53,8 @@ class ReluDomain(Study):
     question = "Does ReLU's nonlinearity depend on the range of its inputs?"
     source = AFFINITY
     needs = "nothing"
-    minutes, quick_minutes = 0.2, 0.1
+    minutes = 0.2
+    quick_minutes = 0.1
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -115,7 +116,9 @@ def _compare_with_draws(scores: pd.DataFrame, index: int, published: float) -> V
     from scipy.stats import t
 
     ours = scores[scores.data == window(index)].value
-    mean, spread, n = ours.mean(), ours.std(), len(ours)
+    mean = ours.mean()
+    spread = ours.std()
+    n = len(ours)
     margin = t.ppf(0.995, n - 1) * spread * math.sqrt(1 + 1 / n) if n > 1 else math.nan
     low, high = _ends(index)
     return Verdict(

@@ -60,7 +60,8 @@ class RemovalStudy(Study):
         "Better (EASIER). ECML PKDD, 2024."
     )
     needs = "mnist1d, digits; trains 40 networks"
-    minutes, quick_minutes = 15.0, 0.4
+    minutes = 15.0
+    quick_minutes = 0.4
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -113,7 +114,8 @@ class RemovalStudy(Study):
 
     def analyse(self, runs: Runs) -> Findings:
         """Correlate criteria with costs within networks, and compare areas under the curves."""
-        correlations, areas = _correlations(runs), _areas(runs)
+        correlations = _correlations(runs)
+        areas = _areas(runs)
         table = _summary(correlations, areas)
         # Substitution is the cost itself on other samples, so its correlation is an upper bound.
         order = [name for name in table.criterion if name != "substitution"]
@@ -126,7 +128,7 @@ class RemovalStudy(Study):
                 "Differences from substitution and from the best criterion": pd.concat(
                     separations, ignore_index=True
                 ),
-                "By task": _by_task(correlations, areas),
+                "By task": _summarize_tasks(correlations, areas),
             },
             {"Correlation with the cost, and area under the curve": _figure(table)},
             _remarks(runs),
@@ -202,7 +204,10 @@ def _places(run: Run, measure: str, file: str = "", statistic: str = "value") ->
 def _criteria(
     runs: Mapping[str, Run], task: str, seed: int, file: str
 ) -> dict[str, dict[str, float]]:
-    """Return every criterion for the calls of a network; larger values predict larger costs."""
+    """Return every criterion for the calls of a network.
+
+    Larger values predict larger costs.
+    """
     measured = runs[f"criteria-{task}"]
     table = {name: _places(measured, name, file) for name in (*SITE_MEASURES, "substitution")}
     table["identity"] = _places(measured, "substitution", file, "identity")
@@ -280,11 +285,12 @@ def _summary(correlations: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).sort_values("spearman", ascending=False)
 
 
-def _by_task(correlations: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame:
+def _summarize_tasks(correlations: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (task, criterion), frame in correlations.groupby(["task", "criterion"], sort=False):
         area = areas[(areas.criterion == criterion) & (areas.task == task)]
-        rho, accuracy = _mean_interval(frame.spearman), _mean_interval(area.accuracy)
+        rho = _mean_interval(frame.spearman)
+        accuracy = _mean_interval(area.accuracy)
         rows.append((task, criterion, len(frame), *rho, *accuracy, area.flops.mean()))
     columns = ["task", "criterion", "networks", "spearman", "low", "high"]
     columns += ["area", "area low", "area high", "area by flops"]

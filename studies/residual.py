@@ -71,7 +71,8 @@ class Residual(Study):
     question = "Do residual connections split a network's activations into two kinds?"
     source = AFFINITY
     needs = "digits; trains 6 networks"
-    minutes, quick_minutes = 2.5, 0.2
+    minutes = 2.5
+    quick_minutes = 0.2
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -82,7 +83,8 @@ class Residual(Study):
     def analyse(self, runs: Runs) -> Findings:
         """Compare the scores after the addition in each block with those inside the block."""
         table = _block_sites(site_scores(runs["run"]))
-        trained, drawn = table[table.state == "trained"], table[table.state == "drawn"]
+        trained = table[table.state == "trained"]
+        drawn = table[table.state == "drawn"]
         rows = [
             (state, NAMES[str(model)], seed, inner.mean(), outer.mean(), separation(inner, outer))
             for (state, model, seed), sites in table.groupby(["state", "model", "seed"])
@@ -131,7 +133,8 @@ def _format_values(values: ArrayLike) -> str:
 
 
 def _test_separation(by_network: Mapping[tuple[str, str], np.ndarray]) -> list[Verdict]:
-    residual, plain = by_network["trained", "ResNet20"], by_network["trained", "plain20"]
+    residual = by_network["trained", "ResNet20"]
+    plain = by_network["trained", "plain20"]
     return [
         Verdict(
             "With shortcuts the first and second ReLUs of blocks are two modes",
@@ -185,17 +188,17 @@ def _is_near_one(trained: pd.DataFrame) -> Verdict:
 
 def _second_is_more_linear(trained: pd.DataFrame) -> Verdict:
     """Compare the two ReLUs of each block."""
-    shares: dict[str, list[float]] = {model: [] for model in NAMES}
-    for model, values in shares.items():
+    fractions: dict[str, list[float]] = {model: [] for model in NAMES}
+    for model, values in fractions.items():
         for _, sites in trained[trained.model == model].groupby("seed"):
             inner, outer = _inner_outer(sites)
             values.append(float(np.mean(outer.to_numpy() > inner.to_numpy())))
-    means = {model: f"{np.mean(values):.2f}" for model, values in shares.items()}
+    means = {model: f"{np.mean(values):.2f}" for model, values in fractions.items()}
     return Verdict(
         "In a block the ReLU after the addition is the more linear one",
         "",
         f"{means['resnet20']} of blocks; without additions {means['plain20']}",
-        mean_above(shares["resnet20"], 0.5),
+        mean_above(fractions["resnet20"], 0.5),
         "fraction of blocks, mean over networks; 95% t interval over networks, or a sign test if "
         "all are equal",
     )

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 DATA = "text/python"
 PUBLISHED_SCORE = 0.99
-RECOVERABLE, NOT_RECOVERABLE = 0.99, 0.3
+RECOVERABLE = 0.99
+NOT_RECOVERABLE = 0.3
 """Held-out R² of the most and the least linear MLP in one published network (Whipp 2026)."""
 MAX_PERPLEXITY_COST = 0.037
 """Maximum published cost of replacing an MLP of GPT-2 Large by an affine map (Balogh 2026)."""
@@ -98,7 +99,8 @@ class _Subject:
         }
 
 
-GPT, SMOLLM2 = "gpt-small", "zoo/smollm2-135m"
+GPT = "gpt-small"
+SMOLLM2 = "zoo/smollm2-135m"
 MLP = " mlp"
 """Key suffix for runs on MLPs."""
 MLP_COLUMNS = ("published", "held out", "error per token", "top share", "cost", "error")
@@ -132,7 +134,8 @@ class SecretlyLinear(Study):
         "Nonlinearity Is Wasted. arXiv:2603.03459, 2026."
     )
     needs = "trains 6 small GPTs; SmolLM2 and MiniLM from the zoo; neither if quick"
-    minutes, quick_minutes = 12, 0.5
+    minutes = 12
+    quick_minutes = 0.5
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -289,11 +292,11 @@ def _is_near_one(label: str, blocks: pd.DataFrame, column: str, published: str) 
 
 def _branch_is_less_linear(label: str, blocks: pd.DataFrame) -> Verdict:
     differences = (blocks.published - blocks.branch).groupby(blocks.seed).mean()
-    share = float((blocks.published > blocks.branch).mean())
+    fraction = float((blocks.published > blocks.branch).mean())
     return Verdict(
         f"Blocks of {label} are less linear without the residual stream",
         "less linear",
-        f"by {_over_networks(differences)}, {share:.0%} of blocks; branches "
+        f"by {_over_networks(differences)}, {fraction:.0%} of blocks; branches "
         f"{range_text(blocks.branch.dropna(), '.3f')}",
         mean_above(differences),
         f"in-sample linearity of the output minus the input; mean over blocks, {OVER_NETWORKS}",

@@ -50,7 +50,8 @@ class Seeds(Study):
     question = "Does a signature belong to the architecture, or does each training have its own?"
     source = AFFINITY
     needs = "digits; trains 21 networks"
-    minutes, quick_minutes = 5.0, 0.3
+    minutes = 5.0
+    quick_minutes = 0.3
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -182,7 +183,8 @@ def _is_steady(means: pd.DataFrame) -> Verdict:
 
 
 def _is_nearer(pairs: pd.DataFrame, names: Sequence[str]) -> Verdict:
-    within, between = pairs[pairs.same].distance, pairs[~pairs.same].distance
+    within = pairs[pairs.same].distance
+    between = pairs[~pairs.same].distance
     fewest = min(Counter(names).values())
     return Verdict(
         "Signatures: trainings of one architecture are nearer to each other than to any other's",

@@ -39,7 +39,8 @@ class Shrinkage(Study):
     question = "Does shrinkage make affinity independent of the number of samples and dimensions?"
     source = AFFINITY
     needs = "nothing"
-    minutes, quick_minutes = 0.4, 0.2
+    minutes = 0.4
+    quick_minutes = 0.2
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:

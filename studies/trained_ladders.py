@@ -264,7 +264,7 @@ def _overview(orders: Mapping[tuple[str, str], Order]) -> pd.DataFrame:
 
 
 def _verdicts(orders: Mapping[tuple[str, str], Order]) -> list[Verdict]:
-    """Judge each measure on all networks on which it has an order."""
+    """Evaluate each measure on all networks on which it has an order."""
     verdicts = []
     for kind, what in (("blended", "the activations are blended"), ("affine", "parts are affine")):
         for measure in unique(name for name, _ in orders):

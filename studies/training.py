@@ -34,7 +34,8 @@ class Training(Study):
     question = "Does training make a network's activations more nonlinear, and where?"
     source = AFFINITY
     needs = "digits; trains 15 networks"
-    minutes, quick_minutes = 4.0, 0.3
+    minutes = 4.0
+    quick_minutes = 0.3
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -130,11 +131,11 @@ def _is_more_nonlinear(pairs: Pairs) -> list[Verdict]:
 def _is_not_monotone(pairs: Pairs) -> Verdict:
     steps = [np.diff(after - before) for before, after in pairs.values()]
     is_mixed = [bool((step > 0).any() and (step < 0).any()) for step in steps]
-    share = np.mean([float((step > 0).mean()) for step in steps])
+    fraction = np.mean([float((step > 0).mean()) for step in steps])
     return Verdict(
         "What training changes neither rises nor falls steadily with depth",
         "non-monotone",
-        f"{sum(is_mixed)} of {len(is_mixed)} networks; {share:.0%} of the steps are upwards",
+        f"{sum(is_mixed)} of {len(is_mixed)} networks; {fraction:.0%} of the steps are upwards",
         in_most_networks(is_mixed),
         "difference between the two signatures, from site to site; agrees if it has rises and "
         "falls in most networks, by a sign test",

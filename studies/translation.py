@@ -8,10 +8,10 @@ from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
 from .shared.linearised_networks import (
     MAX_ACCURACY_LOSS,
-    MIN_LINEAR_SHARE,
+    MIN_LINEAR_FRACTION,
     SOURCE,
     as_trained,
-    by_omega,
+    average_by_omega,
     curves_by_seed,
     epochs_remark,
     floor_text,
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-MODEL, DATA = "transformer-tiny", "number-words"
+MODEL = "transformer-tiny"
+DATA = "number-words"
 # Above the largest penalty all units are linear.
 OMEGAS = (0.00001, 0.00003, 0.0001)
 QUICK_OMEGAS = (0.01,)
@@ -44,7 +45,8 @@ class TranslationStudy(Study):
     question = "How much of a translation model can be linearised?"
     source = SOURCE
     needs = "trains 5 small Transformers, linearises 20; the extra nlbench[translation]"
-    minutes, quick_minutes = 10.0, 0.4
+    minutes = 10.0
+    quick_minutes = 0.4
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
@@ -69,7 +71,8 @@ class TranslationStudy(Study):
     def analyse(self, runs: Runs) -> Findings:
         """Compare accuracy and path length between penalties."""
         table = network_table(runs["run"]).sort_values(["omega", "seed"], ignore_index=True)
-        whole, means = as_trained(table), by_omega(table)
+        whole = as_trained(table)
+        means = average_by_omega(table)
         verdicts = [
             Verdict(
                 "Many units of a translation model can be made linear while it stays accurate",
@@ -81,7 +84,7 @@ class TranslationStudy(Study):
                 + f"; {floor_text(table)}",
                 stays_accurate(table),
                 f"accuracy per token, {whole.accuracy:.1%} as trained; agrees if "
-                f"{MIN_LINEAR_SHARE:.0%} linear cost no more than {100 * MAX_ACCURACY_LOSS:g} "
+                f"{MIN_LINEAR_FRACTION:.0%} linear cost no more than {100 * MAX_ACCURACY_LOSS:g} "
                 "points and linear units alone cost more, by 95% t intervals over networks",
             ),
             paths_shrink(table, "mean over seeds"),

@@ -51,7 +51,8 @@ class WeightLinearityStudy(Study):
     question = "Does linearity in the weights explain why linearising late is easier?"
     source = SOURCE
     needs = "mnist1d; linearises 48 networks and trains 8, shared with early-or-late"
-    minutes, quick_minutes = 5.0, 0.3
+    minutes = 5.0
+    quick_minutes = 0.3
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:

@@ -24,7 +24,7 @@ from nlbench.measures.nlc import nonlinearity_coefficient
 from nlbench.measures.norm import change_norm
 from nlbench.measures.pathlength import PathLength
 from nlbench.measures.r2 import R2, r2_score
-from nlbench.measures.sparsity import share_near_zero
+from nlbench.measures.sparsity import fraction_near_zero
 from nlbench.models.datasets.number_words import number_words
 from nlbench.models.datasets.synthetic import random_tensors, synthetic
 from nlbench.models.networks.resnet import resnet18_w8, resnet20
@@ -105,7 +105,7 @@ REFUSED = [
     (lambda: r2_score(DRAWN, DRAWN, kind="adjustd"), "did you mean 'adjusted'"),
     (lambda: r2_score(DRAWN, DRAWN, kind="crossvalidated", folds=1), "folds"),
     (lambda: R2(folds=1), "out of bounds"),
-    (lambda: share_near_zero(torch.tensor(1.0)), "expected real numbers"),
+    (lambda: fraction_near_zero(torch.tensor(1.0)), "expected real numbers"),
     # inputs of a model
     (lambda: evaluate((ONES, ONES)), "a batch has 2 arguments, but the model takes 1"),
     (lambda: evaluate((ONES, ONES[:8])), "a batch has 2 arguments, but the model takes 1"),
@@ -257,7 +257,7 @@ UNDEFINED = [
     (lambda: r2_score(ONES[:1], ONES[:1]), "n = 1"),
     (lambda: r2_score(DRAWN, ONES), "constant output"),
     (lambda: rbf_cka(DRAWN[:3], DRAWN[:3], debiased=True), "at least 4"),
-    (lambda: share_near_zero(ONES[:, :0]), "no entries"),
+    (lambda: fraction_near_zero(ONES[:, :0]), "no entries"),
 ]  # fmt: skip
 
 

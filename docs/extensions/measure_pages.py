@@ -26,7 +26,7 @@ from nlbench.measure import INVARIANCES, Measure
 from nlbench.measure.contract import load_measure
 from nlbench.options import resolve_options
 from nlbench.question import load_questions
-from nlbench.reports.population import population_of
+from nlbench.reports.population import find_population
 from nlbench.reports.tables import RELATIVE
 
 LADDER = Path(__file__).parents[1] / "planted_ladder.csv"
@@ -207,7 +207,7 @@ def population_figure(measure: type[Measure]) -> Figure | None:
     name = {base: derived for derived, (base, _) in RELATIVE.items()}.get(
         measure.name, measure.name
     )
-    population = population_of(name, {**about, "base": measure.name})
+    population = find_population(name, {**about, "base": measure.name})
     if population is None:
         return None
     figure, axes = axes_of("", 1.3)

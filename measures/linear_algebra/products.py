@@ -15,7 +15,8 @@ from nlbench.introspection.autodiff import is_differentiated
 from nlbench.introspection.threads import single_blas_thread
 
 # Sizes up to which a second core gains nothing.
-MAX_SERIAL_FEATURES, MAX_SERIAL_ENTRIES = 512, 2**21
+MAX_SERIAL_FEATURES = 512
+MAX_SERIAL_ENTRIES = 2**21
 
 # Number of columns up to which PyTorch's general product is faster than a symmetric one.
 MAX_GENERAL_COLUMNS = 128
@@ -24,7 +25,7 @@ MAX_GENERAL_COLUMNS = 128
 TILE_ROWS = 64
 
 
-def on_one_core(values: Tensor) -> bool:
+def uses_one_core(values: Tensor) -> bool:
     """Return True if NumPy and SciPy should compute with a tensor (n, d), on one thread.
 
     With several threads, they would compete with PyTorch's threads for the same cores.
@@ -37,7 +38,7 @@ def on_one_core(values: Tensor) -> bool:
 
 def gram(data: Tensor) -> Tensor:
     """Compute the inner products (r, r) of the columns of data (n, r), float64."""
-    if data.shape[1] <= MAX_GENERAL_COLUMNS or not on_one_core(data):
+    if data.shape[1] <= MAX_GENERAL_COLUMNS or not uses_one_core(data):
         return data.T @ data
     products: Tensor = _Gram.apply(data) if is_differentiated(data) else _Gram.forward(data)
     return products
@@ -45,7 +46,7 @@ def gram(data: Tensor) -> Tensor:
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """Compute the matrix product of a and b, both float64."""
-    if is_differentiated(a, b) or not on_one_core(a):
+    if is_differentiated(a, b) or not uses_one_core(a):
         return a @ b
     with single_blas_thread():
         return torch.from_numpy(a.detach().numpy() @ b.detach().numpy())
@@ -56,7 +57,7 @@ def outer_products(a: Tensor, b: Tensor) -> Tensor:
 
     The products have the dtype of a and b, even under autocast.
     """
-    if on_one_core(a):
+    if uses_one_core(a):
         with single_blas_thread():
             return torch.from_numpy(a.detach().numpy() @ b.detach().numpy().T)
     with torch.autocast(a.device.type, enabled=False):
@@ -76,7 +77,7 @@ def singular_value_decomposition(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 def has_exact_float32_products(values: Tensor) -> bool:
     """Return True if float32 products are rounded to float32, not to TF32 or bfloat16."""
-    if on_one_core(values):
+    if uses_one_core(values):
         return True
     if any(os.environ.get(name, usual) != usual for name, usual in _ROUNDING_MODES.items()):
         return False

@@ -15,7 +15,9 @@ class ChangeAccumulator(Accumulator):
     """Accumulator of the mean of (after - before) over all samples, in O(1) memory."""
 
     def __init__(self) -> None:
-        self._n, self._before, self._after = 0, 0.0, 0.0
+        self._n = 0
+        self._before = 0.0
+        self._after = 0.0
 
     def add(self, before: Tensor, after: Tensor) -> None:
         """Add one batch, with one number per sample, both (n,)."""
@@ -39,5 +41,6 @@ class ChangeAccumulator(Accumulator):
         """Return the mean change, and the means before and after."""
         if self._n == 0:
             raise Undefined("no samples")
-        before, after = self._before / self._n, self._after / self._n
+        before = self._before / self._n
+        after = self._after / self._n
         return {"value": after - before, "before": before, "after": after}

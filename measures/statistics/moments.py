@@ -101,7 +101,7 @@ class Moments:
         z = z - mean
         return cls(len(z), x.shape[1], origin, unit, mean, low, high, z.T @ z, rounding)
 
-    def in_units(self, unit: Tensor) -> Moments:
+    def convert_units(self, unit: Tensor) -> Moments:
         """Convert to larger or equal units (d + k,), powers of two."""
         if torch.equal(unit, self.unit):
             return self
@@ -110,10 +110,10 @@ class Moments:
         sizes = (self.mean * ratio, self.low * ratio, self.high * ratio)
         return Moments(self.n, self.inputs, self.origin, unit, *sizes, scatter, self.rounding)
 
-    def in_common_units(self) -> Moments:
+    def unify_units(self) -> Moments:
         """Convert to one unit for all columns of x and one for all columns of y."""
         x, y = self.unit[: self.inputs], self.unit[self.inputs :]
-        return self.in_units(torch.cat([x.amax().expand_as(x), y.amax().expand_as(y)]))
+        return self.convert_units(torch.cat([x.amax().expand_as(x), y.amax().expand_as(y)]))
 
     def merged(self, other: Moments) -> Moments:
         """Merge with the moments of other samples, which have the same origin.
@@ -125,7 +125,8 @@ class Moments:
         """
         n = self.n + other.n
         unit = torch.maximum(self.unit, other.unit)
-        first, second = self.in_units(unit), other.in_units(unit)
+        first = self.convert_units(unit)
+        second = other.convert_units(unit)
         step = second.mean - first.mean
         # In place: passes over the widest tensor take longer than the outer product.
         scatter = first.scatter + second.scatter
@@ -168,19 +169,19 @@ class Moments:
     @property
     def varying_x(self) -> Tensor:
         """True for columns (d,) of x that vary by more than their rounding."""
-        return varying(*self._extremes_of("input"), self.rounding[0])
+        return varying(*self._find_extremes("input"), self.rounding[0])
 
     @property
     def varying_y(self) -> Tensor:
         """True for columns (k,) of y that vary by more than their rounding."""
-        return varying(*self._extremes_of("output"), self.rounding[1])
+        return varying(*self._find_extremes("output"), self.rounding[1])
 
     def check_varies(self, role: str) -> None:
         """Raise `nlbench.Undefined` if the samples vary by no more than rounding.
 
         See `constant_side` and `is_resolved`.
         """
-        low, high = self._extremes_of(role)
+        low, high = self._find_extremes(role)
         rounding = self.rounding[role == "output"]
         if not varying(low, high, rounding).any():
             raise constant_side(role, rounding, equal=torch.equal(low, high))
@@ -192,13 +193,14 @@ class Moments:
     @property
     def rounding_x(self) -> Tensor:
         """Norms (d,) of rounding errors in the columns of x, in the columns' units."""
-        low, high = self._extremes_of("input")
+        low, high = self._find_extremes("input")
         peaks = torch.maximum(low.abs(), high.abs()) / self.unit[: self.inputs]
         return rounding_norms(peaks, self.n, self.rounding[0])
 
-    def _extremes_of(self, role: str) -> tuple[Tensor, Tensor]:
+    def _find_extremes(self, role: str) -> tuple[Tensor, Tensor]:
         side = slice(self.inputs) if role == "input" else slice(self.inputs, None)
-        unit, origin = self.unit[side], self.origin[side]
+        unit = self.unit[side]
+        origin = self.origin[side]
         return self.low[side] * unit + origin, self.high[side] * unit + origin
 
 
@@ -230,10 +232,10 @@ class SamplePairs:
 
     def added(self, batch: Pair) -> SamplePairs:
         """Add one batch, in the form that `SiteBatch.shared` expects."""
-        return self.with_samples(*batch.shared(prepare_batch))
+        return self.add_samples(*batch.shared(prepare_batch))
 
     @torch.no_grad()
-    def with_samples(self, x: Samples, y: Samples) -> SamplePairs:
+    def add_samples(self, x: Samples, y: Samples) -> SamplePairs:
         """Add one batch.
 
         The tensors are copied.
@@ -246,17 +248,17 @@ class SamplePairs:
         if count == 0:
             return self
         if self.moments is not None:
-            return self.with_rows(x, y).condensed(self.moments.origin)
+            return self.add_rows(x, y).condensed(self.moments.origin)
         # The caller may modify its tensors later, as an in-place activation does.
         copied_x = PreparedSamples(x.values.clone(), x.rounding)
         copied_y = PreparedSamples(y.values.clone(), y.rounding)
-        pairs = self.with_rows(copied_x, copied_y)
+        pairs = self.add_rows(copied_x, copied_y)
         if pairs.n <= pairs.max_rows:
             return pairs
         first_x, first_y = pairs.batches[0]
         return pairs.condensed(torch.cat([first_x.values[0], first_y.values[0]]))
 
-    def with_rows(self, x: PreparedSamples, y: PreparedSamples, distinct: int = 0) -> SamplePairs:
+    def add_rows(self, x: PreparedSamples, y: PreparedSamples, distinct: int = 0) -> SamplePairs:
         """Add samples as rows."""
         return SamplePairs(
             self.n + len(x),
@@ -339,7 +341,7 @@ class GroupedPairs:
         for group in sorted(set(index.tolist())):
             rows = (index == group).nonzero()[:, 0]
             parts = (PreparedSamples(side.values[rows], side.rounding) for side in (x, y))
-            pairs = groups[group].with_rows(*parts, batch.sources.of_rows(rows).distinct)
+            pairs = groups[group].add_rows(*parts, batch.sources.select_rows(rows).distinct)
             count = sum(len(rows) for rows, _ in pairs.batches)
             if count > pairs.max_rows:
                 if self._fits(pairs):
@@ -354,7 +356,7 @@ class GroupedPairs:
         return fits_group_memory(8 * GROUPS * sum(pairs.widths or ()) ** 2, self.memory)
 
     @torch.no_grad()
-    def without_each(self) -> Iterator[SamplePairs]:
+    def leave_each_out(self) -> Iterator[SamplePairs]:
         """Yield the samples without each group that occurs."""
         groups = [group for group in self.groups if group.n]
         if len(groups) < 2:
@@ -392,7 +394,7 @@ class PairsAccumulator(Accumulator):
 
     def add(self, x: Samples, y: Samples) -> None:
         """Add one batch."""
-        self.pairs = self.pairs.with_samples(x, y)
+        self.pairs = self.pairs.add_samples(x, y)
 
 
 class _LeftOutPairs(LeftOut):
@@ -409,7 +411,7 @@ class _LeftOutPairs(LeftOut):
     def replicates(self) -> tuple[float, ...]:
         """Compute the value without each group."""
         values = []
-        for pairs in self._pairs.without_each():
+        for pairs in self._pairs.leave_each_out():
             accumulator = self._measure.accumulator()
             assert isinstance(accumulator, PairsAccumulator)
             accumulator.pairs = pairs

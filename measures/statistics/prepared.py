@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 # Range of samples whose fourth powers, as well as those of small differences and sums of many, are
 # normal numbers in float64.
-MIN_UNSCALED_RANGE, MAX_UNSCALED_RANGE = 2.0**-128, 2.0**128
+MIN_UNSCALED_RANGE = 2.0**-128
+MAX_UNSCALED_RANGE = 2.0**128
 
 
 class PreparedSamples:
@@ -58,7 +59,8 @@ class PreparedSamples:
     """
 
     def __init__(self, values: Tensor, rounding: float = EPSILON) -> None:
-        self.values, self.rounding = values, rounding
+        self.values = values
+        self.rounding = rounding
 
     def __len__(self) -> int:
         return len(self.values)
@@ -90,7 +92,8 @@ class PreparedSamples:
 
         See `constant_side` and `is_resolved`.
         """
-        spread, rounding = self._spread, self.rounding * self._peak
+        spread = self._spread
+        rounding = self.rounding * self._peak
         # Usually the largest range is far above all rounding, which takes a comparison of numbers.
         if ERROR_IN_ROUNDINGS * rounding < spread < math.inf and (
             self.rounding > EPSILON
@@ -142,7 +145,10 @@ Samples: TypeAlias = Tensor | PreparedSamples
 
 
 def prepare_samples(samples: Samples, name: str) -> PreparedSamples:
-    """Prepare samples, or return prepared ones unchanged; see `as_samples`."""
+    """Prepare samples, or return prepared ones unchanged.
+
+    See `as_samples`.
+    """
     if isinstance(samples, PreparedSamples):
         return samples
     return PreparedSamples(as_samples(samples, name), _rounding(samples.dtype))

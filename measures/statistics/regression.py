@@ -119,7 +119,8 @@ class RegressionSums:
         rounding : float
             Relative error of the values of x; directions that vary by less are left out.
         """
-        mean_x, mean_y = self.x / self.n, self.y / self.n
+        mean_x = self.x / self.n
+        mean_y = self.y / self.n
         xx, xy, _ = self.centered()
         squares = xx.diagonal()
         errors = rounding_norms(peaks, self.n, rounding).square()
@@ -168,14 +169,16 @@ def _solve(correlation: Tensor, right: Tensor, noise: Tensor, max_rank: int) -> 
     eigenvalues, directions = _directions(correlation, max_rank + SPARE_DIRECTIONS)
     is_significant = eigenvalues > MIN_RELATIVE_EIGENVALUE * eigenvalues[-1]
     is_significant &= eigenvalues > noise @ directions.square()
-    eigenvalues, directions = eigenvalues[is_significant], directions[:, is_significant]
+    eigenvalues = eigenvalues[is_significant]
+    directions = directions[:, is_significant]
     return directions @ ((directions.T @ right) / eigenvalues[:, None]), len(eigenvalues)
 
 
 def _directions(correlation: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues, ascending, and eigenvectors; only the `count` largest if `count` is low.
+    """Return eigenvalues, ascending, and eigenvectors.
 
-    A matrix of low rank maps random vectors to a basis of its range.
+    If `count` is low, only the `count` largest are returned. A matrix of low rank maps random
+    vectors to a basis of its range.
     """
     if 2 * count > len(correlation):
         decomposition: tuple[Tensor, Tensor] = torch.linalg.eigh(correlation)

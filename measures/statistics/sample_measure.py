@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nlbench.errors import Undefined
 from nlbench.measure import Measure, Result
-from nlbench.measure.replicates import without_each_group
+from nlbench.measure.replicates import leave_groups_out
 from nlbench.measure.sample_groups import SampleGroups
 
 
@@ -56,7 +56,7 @@ class SampleMeasure(Measure):
         groups = self._groups.array
         replicates: tuple[float, ...] = ()
         if len(groups) == len(terms[0]):
-            replicates = without_each_group(
+            replicates = leave_groups_out(
                 groups, lambda kept: self.statistics(*(term[kept] for term in terms))["value"]
             )
         return Result(self.statistics(*terms), n=len(terms[0]), replicates=replicates)

@@ -35,7 +35,8 @@ FLOAT32_ROUNDING = torch.finfo(torch.float32).eps / 2
 MAX_DOUBTFUL_FRACTION = 1 / 8
 
 # Minimum number of coordinates for which a proof with the strongest third of them is tried first.
-MIN_SHORTENED_COORDINATES, COORDINATES_PER_STRONGEST = 64, 3
+MIN_SHORTENED_COORDINATES = 64
+COORDINATES_PER_STRONGEST = 3
 
 # Maps potentials u (n,) to lower bounds of min_j (c_ij - c_jj + u_j), at most u_i.
 Lowering = Callable[[Tensor], Tensor]
@@ -232,13 +233,15 @@ def identity_is_swapped(excess: Tensor, *, allowed: float) -> bool:
 
 def _is_proved(lowered: Lowering, guesses: Iterable[Tensor], allowed: float, sweeps: int) -> bool:
     for guess in guesses:
-        potential, bound = guess, lowered(guess)
+        potential = guess
+        bound = lowered(guess)
         if (potential - bound).mean() <= allowed:
             return True
     for _ in range(sweeps):
         if (potential - bound > allowed).sum() > len(bound) / 2:
             return False
-        potential, bound = bound, lowered(bound)
+        potential = bound
+        bound = lowered(bound)
         if (potential - bound).mean() <= allowed:
             return True
     return False
@@ -323,13 +326,15 @@ class _SinglePrecisionBounds:
         self._products = outer_products(a.float().mul_(-2), b.float())
         self._products.fill_diagonal_(torch.inf)
         self._scratch = torch.empty_like(self._products)
-        lengths, longest = points.squares_a.sqrt(), points.squares_b.max().sqrt()
+        lengths = points.squares_a.sqrt()
+        longest = points.squares_b.max().sqrt()
         # Roundings of a product of k terms with rounded factors, and of its sums.
         self._roundings = 2 * (a.shape[1] + 6) * lengths * longest + 8 * points.squares_a
 
     def lowered(self, potential: Tensor) -> Tensor:
         """Bound min_j (c_ij - c_jj + u_j) from below, by at most u_i."""
-        points, offsets = self._points, self._column + potential
+        points = self._points
+        offsets = self._column + potential
         # The smallest entry off the diagonal.
         smallest = torch.add(self._products, offsets.float(), out=self._scratch).amin(1).double()
         smallest += points.squares_a

@@ -93,7 +93,8 @@ def regularized_covariance(
     weight = torch.ones_like(level)
     if shrunk:
         coefficient = ledoit_wolf_coefficient(data, scatter, dim)
-        level, weight = level + coefficient, weight - coefficient
+        level = level + coefficient
+        weight = weight - coefficient
     trace = scatter.trace() / size
     matrix = weight / size * scatter
     matrix.diagonal().add_(level * trace / dim + added)

@@ -19,8 +19,8 @@ from nlbench.introspection.threads import single_blas_thread
 from nlbench.measures.linear_algebra.eigenpairs import eigenpairs
 from nlbench.measures.linear_algebra.products import (
     gram,
-    on_one_core,
     singular_value_decomposition,
+    uses_one_core,
 )
 from nlbench.measures.statistics.samples import EPSILON
 
@@ -132,9 +132,9 @@ def _solve_diagonal(values: Tensor, roots: Tensor) -> Tensor:
 
 def _diagonalize(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute L, V, the diagonal of R, and W."""
-    if on_one_core(source):
+    if uses_one_core(source):
         with single_blas_thread():
-            return _by_scipy(source, target)
+            return _map_with_scipy(source, target)
     lower, failed = torch.linalg.cholesky_ex(source)
     _check_pivots(lower, source, bool(failed))
     squares, vectors = torch.linalg.eigh(lower.T @ target @ lower)
@@ -143,7 +143,7 @@ def _diagonalize(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor
     return lower, vectors, roots, outward
 
 
-def _by_scipy(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _map_with_scipy(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # Both are symmetric, so their transposes are the same matrices in Fortran order.
     factor, failed = lapack.dpotrf(source.numpy().T, lower=1, clean=1)
     lower = torch.from_numpy(factor)

@@ -168,7 +168,7 @@ def _make_dataset(
 ) -> Dataset:
     from .items import ImageFiles
 
-    def with_preprocessing(steps: Preprocessing) -> Dataset:
+    def preprocess(steps: Preprocessing) -> Dataset:
         if size and size != steps.crop:
             steps = replace(steps, crop=size, resize=round(steps.resize * size / steps.crop))
         mean, std = (
@@ -189,12 +189,12 @@ def _make_dataset(
                 f"{form}{steps.text}; divided by 255; normalised per channel by mean {mean} "
                 f"and standard deviation {std}; {note}"
             ),
-            adapt=with_preprocessing,
+            adapt=preprocess,
             **declared,
         )
 
     steps = IMAGENET_PREPROCESSING
-    return with_preprocessing(steps if side is None else replace(steps, crop=side, resize=side))
+    return preprocess(steps if side is None else replace(steps, crop=side, resize=side))
 
 
 def _common_side(find: Callable[[], LabelledFiles]) -> int | None:
@@ -230,7 +230,8 @@ def _splits(root: Path) -> tuple[Path, Path]:
                 f"to {root / present}"
             )
         return root, root
-    train, test = root / "train", root / validation
+    train = root / "train"
+    test = root / validation
     unshared = sorted(set(_class_folders(train)) ^ set(_class_folders(test)))
     if unshared:
         raise RequestError(
@@ -251,13 +252,16 @@ def _existing(name: str, folder: str) -> Path:
 
 
 def _class_folders(root: Path) -> list[str]:
-    outer = _with_parents(root)
+    outer = _list_parents(root)
     folders = (p for p in root.glob("*") if p.is_dir() and not p.name.startswith("."))
     return sorted(p.name for p in folders if p.resolve() not in outer)
 
 
-def _with_parents(folder: Path) -> set[Path]:
-    """Return a folder and its parents; a link to any of them would form a loop."""
+def _list_parents(folder: Path) -> set[Path]:
+    """Return a folder and its parents.
+
+    A link to any of them would form a loop.
+    """
     resolved = folder.resolve()
     return {resolved, *resolved.parents}
 
@@ -293,7 +297,7 @@ def _files_below(folder: Path, extensions: tuple[str, ...]) -> list[str]:
     def fail(error: OSError) -> None:
         raise error
 
-    visited = _with_parents(folder)
+    visited = _list_parents(folder)
     images: list[tuple[str, list[str]]] = []
     for root, subfolders, names in os.walk(folder, onerror=fail, followlinks=True):
         shown = [n for n in names if n.lower().endswith(extensions) and n[0] != "."]

@@ -11,13 +11,13 @@ import torch
 from nlbench.citation import Source
 from nlbench.errors import RequestError
 from nlbench.introspection.random_state import preserve_rng_state
-from nlbench.registry import version_of
+from nlbench.registry import find_version
 from nlbench.subjects.data import Dataset, dataset
 from nlbench.subjects.samples import InMemoryItems
 
 
 def _fingerprint() -> str:
-    version = version_of("mnist1d")
+    version = find_version("mnist1d")
     if version is None:
         raise RequestError("mnist1d isn't installed: pip install 'nlbench[mnist1d]'")
     return version

@@ -83,7 +83,10 @@ def _german(number: int, one: str = "eins") -> str:
 
 
 def _french(number: int, last: bool = True) -> str:
-    """Spell out a number; "cent" and "vingt" take an s only if it is the `last` word."""
+    """Spell out a number.
+
+    The words "cent" and "vingt" take an s only if they are the `last` word.
+    """
     if number < 20:
         return _FRENCH[number]
     if number == 80:

@@ -192,7 +192,8 @@ def make_parallel(
         if isinstance(vocabulary, Vocabulary)
         else Vocabulary.learn((text for pair in train for text in pair), vocabulary)
     )
-    splits, dropped = {}, 0
+    splits = {}
+    dropped = 0
     for split, pairs in (("train", train), ("test", test)):
         sources = words.encode([source for source, _ in pairs])
         targets = words.encode([target for _, target in pairs])

@@ -179,7 +179,7 @@ def _read_table(path: Path, name: str) -> pd.DataFrame:
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(path, sep=separator, header=header, index_col=False)
         frame.columns = frame.columns.map(str)
-        return _without_index(frame)
+        return _drop_index(frame)
     except ImportError as error:
         raise RequestError(f"{name}: pip install 'nlbench[parquet]' ({error})") from error
     except Exception as error:
@@ -203,7 +203,7 @@ def _is_header(cells: pd.Series[Any]) -> bool:
     return is_numbered or bool(pd.to_numeric(names.fillna("0"), errors="coerce").isna().any())
 
 
-def _without_index(frame: pd.DataFrame) -> pd.DataFrame:
+def _drop_index(frame: pd.DataFrame) -> pd.DataFrame:
     """Remove the index that pandas writes: a first column without a name that counts the rows."""
     first = frame.columns[0]
     is_index = first == "Unnamed: 0" and frame[first].tolist() == list(range(len(frame)))

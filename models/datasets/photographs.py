@@ -78,7 +78,7 @@ def photographs(count: int = 128, seed: int = 0) -> Dataset:
     torch.Size([2, 3, 224, 224])
     """
 
-    def with_preprocessing(steps: Preprocessing) -> Dataset:
+    def preprocess(steps: Preprocessing) -> Dataset:
         return Dataset(
             "photographs",
             crops(count, 2 * seed + 1, steps),
@@ -95,7 +95,7 @@ def photographs(count: int = 128, seed: int = 0) -> Dataset:
             ),
             source=Source("two photographs of scikit-learn's load_sample_images, CC BY 2.0"),
             labelled=False,
-            adapt=with_preprocessing,
+            adapt=preprocess,
         )
 
-    return with_preprocessing(IMAGENET_PREPROCESSING)
+    return preprocess(IMAGENET_PREPROCESSING)

@@ -48,11 +48,17 @@ class Text(Family):
     description = "text/PATH: a text file, folder or glob, tokenized for the model; text/python"
 
     def names(self) -> Sequence[str]:
-        """Return the only text that every machine has; paths can't be listed."""
+        """Return the only text that every machine has.
+
+        Paths can't be listed.
+        """
         return (STANDARD_LIBRARY,)
 
     def matches(self, pattern: str) -> Sequence[str]:
-        """Return the pattern itself if it matches any file; the files form one dataset."""
+        """Return the pattern itself if it matches any file.
+
+        The files form one dataset.
+        """
         return (pattern,) if _glob(pattern) else ()
 
     def describe(self, name: str) -> str:
@@ -198,7 +204,8 @@ class TextWindows:
         """Cut files whose index modulo TEST_PERIOD is in `remainders`, with a tensor per group."""
         import torch
 
-        tokenizer, is_causal = self.tokenizer, self.tokenizer.predicts_next
+        tokenizer = self.tokenizer
+        is_causal = self.tokenizer.predicts_next
         start, end = tokenizer.start, () if is_causal else tokenizer.end
         # The label of the last token is the token after the window.
         size = self.length + is_causal - len(start) - len(end)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nlbench.citation import Source
 from nlbench.errors import RequestError, one_line
 from nlbench.parsers import unique
-from nlbench.registry import Family, version_of
+from nlbench.registry import Family, find_version
 from nlbench.serialization.files import parse_json, read_text
 from nlbench.serialization.hashing import content_key, file_hash
 from nlbench.subjects.data import Preprocessing
@@ -70,7 +70,7 @@ class HuggingFace(Family):
 
     def providers(self) -> tuple[str, ...]:
         """Return the version of transformers, if it is installed."""
-        version = version_of("transformers")
+        version = find_version("transformers")
         return (f"transformers {version}",) if version else ()
 
     def load(self, name: str) -> Callable[..., nn.Module]:
@@ -102,7 +102,7 @@ class HuggingFace(Family):
         build.__doc__ = f"Build {_architecture(config) or 'a model'} of transformers from {folder}."
         return model(
             trained={ANY_DATA: next((p for p in weights if p.is_file()), weights[0])},
-            source=Source(f"transformers {version_of('transformers')}, {_architecture(config)}"),
+            source=Source(f"transformers {find_version('transformers')}, {_architecture(config)}"),
             obtain="use --weights init, or put them there",
             data="text/python" if takes_text else "photographs",
             **declaration,
@@ -177,7 +177,8 @@ def _check_data(config: Mapping[str, Any], shape: tuple[int, ...], classes: int)
                 f"{shape} with {classes} classes; use text/python or text/PATH"
             )
         return
-    channels, side = config.get("num_channels"), config.get("image_size")
+    channels = config.get("num_channels")
+    side = config.get("image_size")
     expected = (channels, side, side)
     if isinstance(channels, int) and isinstance(side, int) and shape != expected:
         raise RequestError(f"it takes images of shape {expected}, not {shape}")
@@ -191,7 +192,8 @@ def _preprocessing(folder: Path) -> Preprocessing:
     """Return a folder's preprocessing: a resize, a central crop and a per-channel normalisation."""
     path = folder / IMAGE_SETTINGS
     settings = read_json(path)
-    size, crop = settings.get("size"), settings.get("crop_size")
+    size = settings.get("size")
+    crop = settings.get("crop_size")
     size = {"shortest_edge": size} if isinstance(size, int) else size or {}
     side = size.get("shortest_edge") or size.get("height")
     square = (crop or {}).get("height") if isinstance(crop, dict) else crop
@@ -225,7 +227,8 @@ def quiet() -> Iterator[None]:
     import torch
 
     logging = _transformers().utils.logging
-    verbosity, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    has_bar = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -241,7 +244,10 @@ def quiet() -> Iterator[None]:
 
 
 def _class_and_config(folder: Path, config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the class of the model and its configuration; code in the folder isn't run."""
+    """Return the class of the model and its configuration.
+
+    Code in the folder isn't run.
+    """
     transformers = _transformers()
     name = _architecture(config)
     # Eager attention exposes its softmax as an activation.

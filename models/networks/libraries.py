@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nlbench.citation import Source
 from nlbench.errors import RequestError, nearest
-from nlbench.registry import Family, version_of
+from nlbench.registry import Family, find_version
 from nlbench.subjects.data import Preprocessing
 from nlbench.subjects.model import model
 
@@ -60,7 +60,7 @@ class _Library(Family):
 
 
 # Cached, since it is called for each member of a family.
-_version = cache(version_of)
+_version = cache(find_version)
 
 
 def _check_size(image_size: int, minimum: int) -> None:
@@ -154,7 +154,10 @@ def _build_torchvision(name: str, in_channels: int, num_classes: int, image_size
 
 
 def _patch(name: str) -> int:
-    """Return the number of pixels that must divide the image side; 0 if any side is allowed."""
+    """Return the number of pixels that must divide the image side.
+
+    It is 0 if any side is allowed.
+    """
     if name.startswith("vit_"):
         return int(name.rpartition("_")[2])
     # MaxViT has 7×7 windows at 1/32 of the resolution.
@@ -230,7 +233,10 @@ class Timm(_Library):
         return names
 
     def load(self, name: str) -> Callable[..., nn.Module]:
-        """Return the function that builds a network; ``NAME.TAG`` uses the tag's preprocessing."""
+        """Return the function that builds a network.
+
+        ``NAME.TAG`` uses the tag's preprocessing.
+        """
         timm = _timm()
         if not timm.is_model(name):
             raise self._unknown(name, timm.list_models())

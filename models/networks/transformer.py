@@ -73,7 +73,8 @@ class TransformerTiny(nn.Module):
         tokens : integer tensor of shape (n, 2, length)
             The source, and the target shifted by one, with causal masking.
         """
-        source, target = tokens[:, 0], tokens[:, 1]
+        source = tokens[:, 0]
+        target = tokens[:, 1]
         length = tokens.shape[2]
         padding = source == PAD
         causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)

@@ -301,7 +301,10 @@ def _show(
 
 
 def _output_folder(out: str | None, model: str) -> Path:
-    """Return the folder for the result; raise if it contains anything."""
+    """Return the folder for the result.
+
+    Raise if it contains anything.
+    """
     if out is None:
         return numbered(Path(f"{model.replace('/', '-')}-removed"))
     folder = parse_folder(out)

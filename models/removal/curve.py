@@ -31,7 +31,7 @@ from nlbench.probes.replacement import (
     ReplaceableCall,
     find_calls,
 )
-from nlbench.probes.replacement.fits import rows_of
+from nlbench.probes.replacement.fits import copy_to_rows
 from nlbench.probes.replacement.interception import first_tensor
 from nlbench.probes.replacement.prefix import replace_output, run_replaced
 from nlbench.subjects.subject import Subject
@@ -163,12 +163,13 @@ def refitted_maps(
         if identity not in by_call:
             return compute()
         call = by_call[identity]
-        original, rows = x.clone(), rows_of(x, call.channel_axis)
+        original = x.clone()
+        rows = copy_to_rows(x, call.channel_axis)
         output = compute()
         y = first_tensor((output,))
         assert y is not None
         fit = AffineFit(is_full)
-        fit.add(rows, rows_of(y, call.channel_axis))
+        fit.add(rows, copy_to_rows(y, call.channel_axis))
         affine = fit.full() if is_full else fit.per_channel()
         if affine is None:
             raise Undefined(
@@ -195,7 +196,8 @@ def weights_of_calls(
     can be merged with the following ones once the call is removed. For modules, which are replaced
     by full maps, it is the number of operations inside the module.
     """
-    counter, total = FlopCounterMode(display=False), 0
+    counter = FlopCounterMode(display=False)
+    total = 0
     by_call = {call.call: call for call in calls}
     flops: dict[str, float] = {}
 

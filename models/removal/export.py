@@ -108,7 +108,7 @@ class _Pair:
     shape: torch.Size
     values: int
 
-    def has_channels_of(self, layer: AffineActivation, module: nn.Module) -> bool:
+    def refers_to_channels(self, layer: AffineActivation, module: nn.Module) -> bool:
         """Return True if a map refers to the channels of a layer."""
         axis = len(self.shape) - 1 if isinstance(module, nn.Linear) else 1
         return layer.axis % len(self.shape) == axis and self.shape[axis] == len(layer.weight)
@@ -159,7 +159,7 @@ def _fold_before(network: nn.Module, pair: _Pair) -> bool:
     layer = network.get_submodule(pair.second)
     if not isinstance(layer, AffineActivation) or isinstance(producer, AffineActivation):
         return False
-    if not pair.has_channels_of(layer, producer):
+    if not pair.refers_to_channels(layer, producer):
         return False
     producer.weight.mul_(layer.weight.view(-1, *[1] * (producer.weight.ndim - 1)))
     bias = layer.bias if producer.bias is None else producer.bias * layer.weight + layer.bias
@@ -178,7 +178,7 @@ def _fold_after(network: nn.Module, pair: _Pair) -> bool:
     if not isinstance(layer, AffineActivation) or not _is_layer(reader):
         return False
     pads_zeros = _is_padded(reader) and reader.padding_mode == "zeros"
-    if not pair.has_channels_of(layer, reader) or (pads_zeros and bool(layer.bias.any())):
+    if not pair.refers_to_channels(layer, reader) or (pads_zeros and bool(layer.bias.any())):
         return False
     weight = reader.weight
     groups = getattr(reader, "groups", 1)

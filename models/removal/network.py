@@ -95,7 +95,8 @@ class AffineModule(nn.Module):
         for name, value in vars(original).items():
             if not name.startswith("_") and name != "forward":
                 setattr(self, name, value)
-        self.axis, self.others = axis, others
+        self.axis = axis
+        self.others = others
         self.weight = nn.Parameter(torch.eye(inputs, outputs))
         self.bias = nn.Parameter(torch.zeros(outputs))
 
@@ -148,7 +149,7 @@ def remove(
     >>> remove(model, places=["1"], example=torch.zeros(2, 2))[1]
     AffineActivation(3, axis=1)
     """
-    return _with_layers(model, places, example, of)[0]
+    return _insert_layers(model, places, example, of)[0]
 
 
 def network_with_maps(
@@ -158,7 +159,7 @@ def network_with_maps(
 
     See `remove`.
     """
-    network, layers = _with_layers(model, list(maps), example, of)
+    network, layers = _insert_layers(model, list(maps), example, of)
     with torch.no_grad():
         for name, affine in maps.items():
             layers[name].weight.copy_(affine.weight)
@@ -166,10 +167,13 @@ def network_with_maps(
     return network
 
 
-def _with_layers(
+def _insert_layers(
     model: nn.Module, places: Sequence[str], example: Tensor, of: str
 ) -> tuple[nn.Module, dict[str, Layer]]:
-    """Copy a network and replace some calls; also return the new layers, keyed by call name."""
+    """Copy a network and replace some calls.
+
+    Also return the new layers, keyed by call name.
+    """
     if isinstance(places, str) or not all(isinstance(place, str) for place in places):
         raise RequestError(f"places is {places!r}, expected a list of names")
     try:
@@ -225,7 +229,8 @@ def _layer(model: nn.Module, place: ReplaceableCall, x: Tensor, output: Any, of:
     y = first_tensor((output,))
     assert y is not None
     others = len(output) - 1 if isinstance(output, tuple) else None
-    axis, original = place.channel_axis, model.get_submodule(place.call.path)
+    axis = place.channel_axis
+    original = model.get_submodule(place.call.path)
     return AffineModule(original, x.shape[axis], y.shape[axis], axis, others).to(x).eval()
 
 

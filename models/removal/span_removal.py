@@ -1,4 +1,4 @@
-"""Remove spans of blocks: choose them by a criterion, judge them by cost, and compare networks."""
+"""Remove spans of blocks: choose by a criterion, evaluate the costs, and compare networks."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ class SpanRemoval:
     ----------
     network : torch.nn.Module
         What is left.
-    judged : list of SpanResult
+    evaluated : list of SpanResult
         Spans whose cost was measured, and that were removed if a map was `chosen`.
     """
 
     def __init__(self, train: Subject, test: Subject, map_name: str) -> None:
         self.network = train.model
-        self.judged: list[SpanResult] = []
+        self.evaluated: list[SpanResult] = []
         self._spans: list[tuple[Span, str]] = []
         self._train = train
         self._fitting, self._inputs, self._labels = removal_samples(train, test)
@@ -148,7 +148,7 @@ class SpanRemoval:
             self._remove_cheapest(left[:judged])
 
     def _remove_cheapest(self, candidates: Sequence[Span]) -> None:
-        """Judge spans of the original network, and remove the one that costs least."""
+        """Evaluate spans of the original network, and remove the one that costs least."""
         evaluation = SpanEvaluation(self.network, self._fitting, self._inputs, self._labels)
         results = evaluation.evaluate([self._current(span) for span in candidates])
         maps = [result.choose(self._map) for result in results]
@@ -156,7 +156,7 @@ class SpanRemoval:
         best = costs.index(min(costs))
         for index, (span, result) in enumerate(zip(candidates, results, strict=True)):
             chosen = maps[index] if index == best else ""
-            self.judged.append(replace(result, name=span.place.name, chosen=chosen))
+            self.evaluated.append(replace(result, name=span.place.name, chosen=chosen))
         self.network = evaluation.network(results[best], maps[best])
         self._spans.append((candidates[best], maps[best]))
 
@@ -171,12 +171,12 @@ class SpanRemoval:
     @property
     def removed(self) -> list[SpanResult]:
         """Spans that were removed."""
-        return [result for result in self.judged if result.chosen]
+        return [result for result in self.evaluated if result.chosen]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row per span that was judged."""
+        """Return one row per evaluated span."""
         rows = []
-        for result in self.judged:
+        for result in self.evaluated:
             blocks = result.span.length
             row: dict[str, Any] = {"span": result.name, "blocks": blocks, "chosen": result.chosen}
             for map_name in SPAN_MAPS:

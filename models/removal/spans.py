@@ -352,7 +352,7 @@ class SpanEvaluation:
     def evaluate(self, spans: Sequence[Span]) -> list[SpanResult]:
         """Fit the maps of some spans, and measure what each costs."""
         with torch.no_grad(), evaluation_mode(self.model), without_fast_path():
-            return self._with_costs(self._fit(spans))
+            return self._measure_costs(self._fit(spans))
 
     def _folding_layer(self, span: Span) -> str | None:
         """Return the path of the linear layer that a span's map folds into.
@@ -415,7 +415,7 @@ class SpanEvaluation:
             results.append(SpanResult(span, maps, {}, layer))
         return results
 
-    def _with_costs(self, results: Sequence[SpanResult]) -> list[SpanResult]:
+    def _measure_costs(self, results: Sequence[SpanResult]) -> list[SpanResult]:
         """Measure the cost of each map."""
         places = [result.span.place for result in results]
         prefix = SharedPrefix(self.model, places, self.inputs[:1])
@@ -428,11 +428,11 @@ class SpanEvaluation:
                 for name in ("skip", *result.maps):
                     output = _replaced(prefix, result, name, branches, len(batch))
                     by_map[name].append(_loss_increases(original, output, labels))
-        judged = []
+        evaluated = []
         for result, by_map in zip(results, losses, strict=True):
             costs = {name: Cost.of(torch.cat(parts)) for name, parts in by_map.items()}
-            judged.append(replace(result, costs=costs))
-        return judged
+            evaluated.append(replace(result, costs=costs))
+        return evaluated
 
     def _record(
         self, prefix: SharedPrefix, results: Sequence[SpanResult], batch: Tensor

@@ -51,7 +51,9 @@ class SparsePReLU(nn.PReLU):
 
     def __init__(self, units: int, *, layerwise: bool = False, axis: int = 1) -> None:
         super().__init__(1 if layerwise else units, init=0.0)
-        self.units, self.layerwise, self.axis = units, layerwise, axis
+        self.units = units
+        self.layerwise = layerwise
+        self.axis = axis
         self.register_buffer("frozen", torch.zeros(len(self.weight), dtype=torch.bool))
 
     @property
@@ -156,7 +158,7 @@ class ActivationCalls(SiteNames):
 
     def _channel_axis(self, x: Tensor) -> int:
         try:
-            _, axis, is_assumed = self.layouts.of(x)
+            _, axis, is_assumed = self.layouts.describe(x)
         except Undefined as error:
             raise RequestError(f"a ReLU can't have one slope per channel: {error}") from error
         if is_assumed:

@@ -120,7 +120,7 @@ def train(
         option = Option(1, minimum=1, maximum=MAX_COUNT)
         keep_epochs = _parse_numbers(checkpoint_epochs, "--checkpoint-epochs", option)
     arguments, options = subject_options(setting or [], model, data)
-    changes = _without_none(
+    changes = _drop_none(
         epochs=epochs,
         optimizer=optimizer,
         learning_rate=learning_rate,
@@ -164,14 +164,17 @@ def train(
         raise typer.Exit(1)
 
 
-def _without_none(**changes: Any) -> dict[str, Any]:
+def _drop_none(**changes: Any) -> dict[str, Any]:
     return {name: value for name, value in changes.items() if value is not None}
 
 
 def _train(
     request: "TrainingRequest", file: Path, bar: Any, command: str, *, resume: bool, **keep: Any
 ) -> "TrainingSummary | None":
-    """Train one network; if it diverges, print a note and return None."""
+    """Train one network.
+
+    If it diverges, print a note and return None.
+    """
     from .train import run_training
 
     def step(epoch: Any) -> None:
@@ -276,7 +279,7 @@ def linearize(
         raise RequestError(f"--control: expected random, got '{control}'")
     folder = parse_folder(out)
     arguments, options, settings = split_subject_options(setting or [], model, data)
-    changes = _without_none(epochs=epochs, learning_rate=learning_rate, slope_rate=slope_rate)
+    changes = _drop_none(epochs=epochs, learning_rate=learning_rate, slope_rate=slope_rate)
     omegas = _parse_numbers(omega, "--omega", Option(0.0, minimum=0, maximum=MAX_WEIGHT))
     seed_numbers = parse_seeds(seeds or ["0"])
     for group, name in (("models", model), ("datasets", data), ("recipes", base_recipe)):

@@ -138,7 +138,10 @@ def linearise(
 def _train_all(
     request: LinearisationRequest, folder: Path, progress: Progress | None, command: str
 ) -> list[str]:
-    """Train the networks; return their weights, references first, including those that failed."""
+    """Train the networks and return their weights.
+
+    References come first, and networks that failed are included.
+    """
     if not folder.is_dir():
         warning = check_training(request.linearisation(request.omegas[0], 0, "init"))
         if warning:
@@ -203,7 +206,10 @@ def _file(folder: Path, prefix: str, omega: float, seed: int) -> Path:
 def _train(
     requests: Mapping[Path, TrainingRequest], progress: Progress | None, command: str
 ) -> list[NotFinite]:
-    """Train networks; if any diverges, warn and return the first error."""
+    """Train networks.
+
+    If any diverges, warn and return the first error.
+    """
     try:
         train_networks(
             requests, threads=torch.get_num_threads(), progress=progress, command=command

@@ -21,7 +21,7 @@ from nlbench.serialization.hashing import state_hash
 
 from .label_noise import check_seed
 from .recipes import Recipe, vanilla
-from .tasks import Task, task_of
+from .tasks import Task, get_task
 
 if TYPE_CHECKING:
     from nlbench.subjects.data import Data
@@ -196,10 +196,10 @@ def train(
     """
     check_seed(seed)
     device = torch.device(device)
-    task = task_of(dataset, recipe, seed)
+    task = get_task(dataset, recipe, seed)
     with preserve_rng_state(device):
         torch.manual_seed(seed)
-        model = recipe.prepare(build(), lambda: example_of(dataset), seed).to(device)
+        model = recipe.prepare(build(), lambda: draw_example(dataset), seed).to(device)
         training = _Training(model, task, recipe, seed, device)
         identity = {
             "seed": seed,
@@ -233,7 +233,7 @@ def train(
     )
 
 
-def example_of(dataset: Data) -> Tensor:
+def draw_example(dataset: Data) -> Tensor:
     """Return two samples from the training split."""
     return dataset.sample(2, split="train", seed=0).inputs
 
@@ -309,9 +309,11 @@ class _Training:
         return math.ceil(samples / self.recipe.batch_size)
 
     def _train_epoch(self, order: torch.Tensor, index: int) -> tuple[float, float]:
-        """Train for one epoch; return its mean loss and running accuracy."""
+        """Train for one epoch and return its mean loss and running accuracy."""
         self.model.train()
-        loss_sum, samples, step = 0.0, 0, index * self._steps(len(order))
+        loss_sum = 0.0
+        samples = 0
+        step = index * self._steps(len(order))
         correct = predictions = 0
         recipe = self.recipe
         for inputs, targets in self.task.read(
@@ -336,7 +338,8 @@ class _Training:
             loss_sum += value * len(targets)
             samples += len(targets)
             counts = self.task.count_correct(output, targets)
-            correct, predictions = correct + counts[0], predictions + counts[1]
+            correct = correct + counts[0]
+            predictions = predictions + counts[1]
             step += 1
         return loss_sum / samples, correct / predictions
 

@@ -138,7 +138,8 @@ def _failure(error: Exception) -> Message:
 
 def _train(call: Mapping[str, Any], send: MessageCallback) -> None:
     request = from_plain(TrainingRequest, call["request"], "the request")
-    file, start = Path(call["file"]), Path(request.weights)
+    file = Path(call["file"])
+    start = Path(request.weights)
 
     def step(epoch: Epoch) -> None:
         send({"step": f"training {file.stem}: loss {epoch.loss:.3f}"})

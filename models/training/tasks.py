@@ -19,7 +19,7 @@ from nlbench.models.datasets.text import TextWindows
 from nlbench.subjects.data import Dataset
 
 from .batches import augment, batches, to_device
-from .label_noise import with_label_noise
+from .label_noise import add_label_noise
 
 if TYPE_CHECKING:
     from .recipes import Recipe
@@ -92,10 +92,11 @@ LOGITS_PER_BATCH = 2**22
 
 
 class Task(ABC):
-    """Base class for tasks; by default, classification with the cross-entropy loss.
+    """Base class for tasks.
 
-    Datasets other than labelled images can return their own from ``task(recipe, seed)``. The sizes
-    are the numbers of samples of the splits ``train`` and ``test``.
+    The default is classification with the cross-entropy loss. Datasets other than labelled images
+    can return their own from ``task(recipe, seed)``. The sizes are the numbers of samples of the
+    splits ``train`` and ``test``.
     """
 
     classes: int
@@ -144,7 +145,9 @@ class Task(ABC):
         return int(counts[0]), int(counts[1])
 
     def accuracy(self, model: nn.Module, split: str, device: torch.device) -> float:
-        """Compute the fraction of targets predicted correctly; corrupted labels are included.
+        """Compute the fraction of targets predicted correctly.
+
+        Corrupted labels are included.
 
         Raises
         ------
@@ -162,7 +165,8 @@ class Task(ABC):
                 if not bool(is_valid.all()):
                     raise NotFinite("the network's logits are not finite, so it has no accuracy")
                 counts = self.count_correct(logits, targets)
-                correct, total = correct + counts[0], total + counts[1]
+                correct = correct + counts[0]
+                total = total + counts[1]
         return correct / total
 
     def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
@@ -198,7 +202,7 @@ class Classification(Task):
             if check := getattr(items, "check", None):
                 check()
         if recipe.label_noise:
-            noisy = with_label_noise(dataset.train, recipe.label_noise, dataset.classes, seed)
+            noisy = add_label_noise(dataset.train, recipe.label_noise, dataset.classes, seed)
             self._items["train"] = noisy
         # PyTorch's Dataset declares no __len__.
         self.sizes = {split: len(items) for split, items in self._items.items()}  # type: ignore[arg-type]
@@ -253,7 +257,8 @@ class Regression(InMemoryTask):
     classes = 1
 
     def __init__(self, dataset: RegressionDataset, recipe: Recipe) -> None:
-        train, test = dataset.points("train"), dataset.points("test")
+        train = dataset.points("train")
+        test = dataset.points("test")
         super().__init__(dataset.name, recipe, train, test, len(test[0]))
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
@@ -316,7 +321,7 @@ class NextToken(InMemoryTask):
         )
 
 
-def task_of(dataset: Any, recipe: Recipe, seed: int) -> Task:
+def get_task(dataset: Any, recipe: Recipe, seed: int) -> Task:
     """Return a dataset's own task, or the default for its type."""
     make_task = getattr(dataset, "task", None)
     if make_task is not None:

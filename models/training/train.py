@@ -23,7 +23,7 @@ from nlbench.subjects.load import model_source
 from nlbench.subjects.weights import save_weights
 from nlbench.subjects.weights_choice import choose_weights, training_folder
 
-from .loop import Epoch, TrainingResult, difference_text, example_of, train
+from .loop import Epoch, TrainingResult, difference_text, draw_example, train
 from .training_request import TrainingRequest, load_recipe
 
 if TYPE_CHECKING:
@@ -201,7 +201,10 @@ class TrainingFolder(LockedFolder):
         }
 
     def _difference(self, recorded: _RecordedTraining) -> str:
-        """Describe how a recorded run differs, ignoring its device; return ``""`` if it doesn't."""
+        """Describe how a recorded run differs, ignoring its device.
+
+        Return ``""`` if it doesn't.
+        """
         ours = _as_json(asdict(self.request))
         # A later version may have more fields.
         theirs = {name: recorded.request.get(name, value) for name, value in ours.items()}
@@ -349,4 +352,4 @@ def check_training(request: TrainingRequest) -> str:
     Return a warning or an empty string.
     """
     source = model_source(replace(request, weights="init").subject)
-    return load_recipe(request).check(source.fresh(), example_of(source.dataset))
+    return load_recipe(request).check(source.fresh(), draw_example(source.dataset))

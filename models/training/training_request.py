@@ -65,7 +65,7 @@ class TrainingRequest:
 
 
 def resolve_recipe(model: str, recipe: str = "auto") -> str:
-    """Return a recipe's name; ``auto`` stands for the model's default recipe.
+    """Return a recipe's name, resolving ``auto`` to the model's default.
 
     Examples
     --------

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nlbench.citation import Source
 from nlbench.errors import RequestError, nearest
-from nlbench.registry import Family, version_of
+from nlbench.registry import Family, find_version
 from nlbench.serialization.hashing import file_hash
 from nlbench.subjects.data import Preprocessing
 from nlbench.subjects.model import ANY_DATA, model
@@ -137,7 +137,10 @@ class Member:
 
     @property
     def problem(self) -> str:
-        """First missing package, with the command that installs it; empty if none is missing."""
+        """First missing package, with the command that installs it.
+
+        It is empty if none is missing.
+        """
         missing = [library for library in self.libraries if not is_installed(library)]
         if missing:
             return f"{missing[0]} isn't installed: pip install 'nlbench[zoo]'"
@@ -184,7 +187,7 @@ class Zoo(Family):
 
     def providers(self) -> tuple[str, ...]:
         """Return the versions of the libraries that define some of the architectures."""
-        versions = {name: version_of(name) for name in ("timm", "transformers")}
+        versions = {name: find_version(name) for name in ("timm", "transformers")}
         return tuple(f"{name} {version}" for name, version in versions.items() if version)
 
     def load(self, name: str) -> Callable[..., nn.Module]:

@@ -41,7 +41,8 @@ class CascadeNetwork(nn.Module):
         super().__init__()
         convolutions, hidden, features, heads = _NETWORKS[side]
         trunk: dict[str, nn.Module] = {}
-        channels, depth = 3, 0
+        channels = 3
+        depth = 0
         for depth, (width, kernel, pool) in enumerate(convolutions, start=1):
             trunk[f"conv{depth}"] = nn.Conv2d(channels, width, kernel)
             trunk[f"prelu{depth}"] = nn.PReLU(width)

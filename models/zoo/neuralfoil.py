@@ -17,7 +17,8 @@ from nlbench.subjects.samples import InMemoryItems
 
 from .catalogue import MEMBERS, Member, PackagedFile
 
-INPUTS, OUTPUTS = 25, 198
+INPUTS = 25
+OUTPUTS = 198
 
 DISTRIBUTION = PackagedFile(
     MEMBERS["neuralfoil-xxxlarge"].file.package,

@@ -35,7 +35,10 @@ _TOKEN = re.compile(
 
 
 def build(member: Member) -> nn.Module:
-    """Build the network, freshly initialised; it maps tokens (n, t) to logits (n, t, tokens)."""
+    """Build the network, freshly initialised.
+
+    It maps tokens (n, t) to logits (n, t, tokens).
+    """
     transformers: Any = importlib.import_module("transformers")
     config = transformers.AlbertConfig(
         vocab_size=591,
@@ -63,12 +66,12 @@ def load_vocabulary() -> dict[str, int]:
     return {word: index for index, word in enumerate(words)}
 
 
-def tokens_of(smiles: str) -> list[str]:
+def split_tokens(smiles: str) -> list[str]:
     """Split a reaction in SMILES into tokens, with start and end tokens.
 
     Examples
     --------
-    >>> tokens_of("CCBr>>CCO")
+    >>> split_tokens("CCBr>>CCO")
     ['[CLS]', 'C', 'C', 'Br', '>>', 'C', 'C', 'O', '[SEP]']
     """
     return ["[CLS]", *_TOKEN.findall(smiles), "[SEP]"]
@@ -109,7 +112,7 @@ def reactions(count: int = 256, length: int = 63, seed: int = 0) -> Dataset:
         form.format(a=a, b=b, reagent=reagent)
         for form, a, b, reagent in itertools.product(_REACTIONS, _GROUPS, _GROUPS, _REAGENTS)
     )
-    fitting = [tokens for tokens in map(tokens_of, smiles) if len(tokens) == length]
+    fitting = [tokens for tokens in map(split_tokens, smiles) if len(tokens) == length]
     if len(fitting) < 2 * count:
         raise RequestError(
             f"reactions: {2 * count} of {length} tokens requested, but there are {len(fitting)}"

@@ -17,10 +17,13 @@ from nlbench.subjects.weights import read_checkpoint
 from .catalogue import Member
 from .crepe import harmonic_tones
 
-FRAME, CONTEXT = 512, 64
+FRAME = 512
+CONTEXT = 64
 """Samples per step at 16 kHz, and samples of the previous step that are repeated."""
 
-_WINDOW, _HOP, _FREQUENCIES = 256, 128, 129
+_WINDOW = 256
+_HOP = 128
+_FREQUENCIES = 129
 
 
 class SileroVAD(nn.Module):

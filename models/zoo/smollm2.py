@@ -17,12 +17,18 @@ from nlbench.subjects.tokenizer import Tokenizer, from_library
 
 from .catalogue import Member
 
-BLOCKS, WIDTH, HEADS, KEY_HEADS = 30, 576, 9, 3
+BLOCKS = 30
+WIDTH = 576
+HEADS = 9
+KEY_HEADS = 3
 
 # Types of values and of tensors: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-_STRING, _ARRAY = 8, 9
-_FLOAT32, _Q4_1, _Q8_0 = 0, 3, 8
+_STRING = 8
+_ARRAY = 9
+_FLOAT32 = 0
+_Q4_1 = 3
+_Q8_0 = 8
 _BLOCK = 32
 _ALIGNMENT = 32
 
@@ -40,7 +46,10 @@ _NAMES = {
 
 
 def build(member: Member) -> nn.Module:
-    """Build the network, freshly initialised; it maps tokens (n, t) to logits (n, t, tokens)."""
+    """Build the network, freshly initialised.
+
+    It maps tokens (n, t) to logits (n, t, tokens).
+    """
     transformers: Any = importlib.import_module("transformers")
     config = transformers.LlamaConfig(
         vocab_size=49152,
@@ -154,13 +163,17 @@ class _Reader:
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
-            entry, length = self.scalar("I"), self.scalar("Q")
+            entry = self.scalar("I")
+            length = self.scalar("Q")
             return [self.value(entry) for _ in range(length)]
         return self.scalar(_SCALARS[kind])
 
 
 def _dequantize(content: memoryview, kind: int, shape: list[int]) -> np.ndarray:
-    """Return a tensor's values; quantised ones are a scale times an integer, plus an offset."""
+    """Return a tensor's values.
+
+    Quantised values are a scale times an integer, plus an offset.
+    """
     size = int(np.prod(shape))
     if kind == _FLOAT32:
         return np.frombuffer(content, "<f4", size).copy()

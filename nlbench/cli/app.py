@@ -120,7 +120,10 @@ for panel, functions in PANELS.items():
 
 
 def add_commands(app: typer.Typer, points: Iterable[EntryPoint]) -> None:
-    """Add the commands of plugins; skip and report any that are broken or not unique."""
+    """Add the commands of plugins.
+
+    Commands that are broken or not unique are skipped and reported.
+    """
     commands = app.registered_commands
     known = {command.name or getattr(command.callback, "__name__", "") for command in commands}
     for point in points:
@@ -143,7 +146,7 @@ add_commands(app, entry_points("nlbench.commands"))
 
 
 def main() -> None:
-    """Run a command; a user error prints one line and exits with status 2."""
+    """Run a command and exit with status 2 on a user error."""
     with interruptible():
         try:
             status = _status()

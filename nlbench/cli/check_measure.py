@@ -19,10 +19,14 @@ def check_measure(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check a measure's declarations and behaviour; exit with status 1 if a check fails."""
+    """Check a measure's declarations and behaviour.
+
+    Exit with status 1 if a check fails.
+    """
     from nlbench.measure.contract import load_measure
 
-    measure, options = load_measure(name), parse_settings(settings or [], "--set")
+    measure = load_measure(name)
+    options = parse_settings(settings or [], "--set")
 
     from nlbench import conformance
 

@@ -9,10 +9,10 @@ import typer
 
 from nlbench import registry
 from nlbench.citation import manifest_bibtex
-from nlbench.errors import NlbenchError, without_controls
+from nlbench.errors import NlbenchError, strip_controls
 from nlbench.parsers import unique
 
-from .show import source_of
+from .show import load_source
 
 
 def cite(
@@ -32,7 +32,7 @@ def cite(
                 entries.update(dict.fromkeys(re.split(r"\n\s*\n(?=@)", bibtex.strip())))
             elif citation.strip():
                 entries[f"% {' '.join(citation.split())}"] = None
-    print(without_controls("\n\n".join(entries)))
+    print(strip_controls("\n\n".join(entries)))
 
 
 def _sources(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -48,7 +48,7 @@ def _sources(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             if not registry.is_listed(group, name):
                 continue
             try:
-                source = source_of(group, name)
+                source = load_source(group, name)
             except NlbenchError:  # Not registered on this machine, or its data is missing.
                 continue
             yield source.bibtex, source.citation

@@ -124,7 +124,9 @@ FILE_SUFFIXES = (
 
 
 def parse_folder(text: str, option: str = "--out") -> Path:
-    """Return the folder with a name; raise if there is no name, or if it is that of a file.
+    """Return the folder with a name.
+
+    Raise RequestError if the name is empty or is that of a file.
 
     Examples
     --------
@@ -168,9 +170,10 @@ def command_line() -> str:
 
 
 def show_run(run: Run, report: bool, **files: Path) -> None:
-    """Write a run's report unless it is up to date; print the leaderboard and the files.
+    """Write a run's report and print its leaderboard and files.
 
-    Additional files to list are passed as ``label=path``.
+    The report is written unless it is up to date. Additional files to list are passed as
+    ``label=path``.
     """
     from rich.console import Console
 
@@ -179,7 +182,7 @@ def show_run(run: Run, report: bool, **files: Path) -> None:
     assert run.path is not None
     page = run.path / "report.html"
     # The report is written first, since printing fails if standard output is closed.
-    if report and not load_reports().is_page_of(run, page):
+    if report and not load_reports().is_current_page(run, page):
         page = run.report(page)
     load_reports().print_leaderboard(run, Console())
     files = {"run": run.path, **files, "table": run.path / "scores.csv"}
@@ -195,7 +198,10 @@ def show_run(run: Run, report: bool, **files: Path) -> None:
 
 
 class Interrupted(BaseException):
-    """The user interrupted a command that can be resumed; `args` are the lines to print."""
+    """The user interrupted a command that can be resumed.
+
+    `args` are the lines to print.
+    """
 
     def __init__(self, state: str, command: str) -> None:
         super().__init__(f"interrupted; {state}", f"resume with: {command}")

@@ -22,7 +22,10 @@ from .parameters import JsonFlag
 
 
 def doctor(as_json: JsonFlag = False) -> None:
-    """Check the installation, the machine and the data; exit with status 1 if any is broken."""
+    """Check the installation, the machine and the data.
+
+    Exit with status 1 if any is broken.
+    """
     findings = []
     for finding in diagnose():
         findings.append(finding)

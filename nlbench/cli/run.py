@@ -19,7 +19,7 @@ from nlbench import registry
 from nlbench.errors import RequestError
 from nlbench.lazy import fast_imports
 from nlbench.options import Option
-from nlbench.request import AUTO_DATA, ExecutionOptions, Request, RunOptions, options_of
+from nlbench.request import AUTO_DATA, ExecutionOptions, Request, RunOptions, list_options
 from nlbench.signals import check_interruption
 
 from .common import Interrupted, command_line, name_completer, numbered, parse_folder, show_run
@@ -37,7 +37,7 @@ NO_ARGUMENTS = (
 SECTIONS = (Request, RunOptions, ExecutionOptions)
 PANELS = {Request: "What to measure", RunOptions: "Output", ExecutionOptions: "Execution"}
 _OPTIONS: dict[str, Option] = {
-    name: option for kind in SECTIONS for name, option in options_of(kind).items()
+    name: option for kind in SECTIONS for name, option in list_options(kind).items()
 }
 
 
@@ -60,14 +60,14 @@ def run(
     ] = False,
     **flags: Any,
 ) -> None:
-    """Measure models; write records, a table and a report; print the leaderboard."""
+    """Measure models, record the results and print the leaderboard."""
     from nlbench.progress import create_progress
 
     values = _field_values(config, flags)
     if not values and config is None and not dry_run:
         raise RequestError(NO_ARGUMENTS)
     request, options, execution = (_create(kind, values) for kind in SECTIONS)
-    for name, option in options_of(Request).items():
+    for name, option in list_options(Request).items():
         if option.group:
             # Unknown names are reported before PyTorch is imported.
             registry.expand(option.group, [n for n in getattr(request, name) if n != AUTO_DATA])
@@ -106,7 +106,7 @@ def _signature() -> inspect.Signature:
     options = [
         _parameter(name, option, PANELS[Request if name == "sites" else kind])
         for kind in SECTIONS
-        for name, option in options_of(kind).items()
+        for name, option in list_options(kind).items()
     ]
     config, dry_run, _ = inspect.signature(run, eval_str=True).parameters.values()
     return inspect.Signature([*options, config, dry_run])
@@ -153,7 +153,10 @@ run.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _field_values(config: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
-    """Merge the values from the config file and the flags; flags take precedence."""
+    """Merge the values from the config file and the flags.
+
+    Flags take precedence.
+    """
     values: dict[str, Any] = {}
     if config:
         from nlbench.request import read_config
@@ -171,7 +174,7 @@ def _field_values(config: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _create(kind: type[Any], values: dict[str, Any]) -> Any:
-    return kind(**{name: values[name] for name in options_of(kind) if name in values})
+    return kind(**{name: values[name] for name in list_options(kind) if name in values})
 
 
 def _print_preview(preview: Preview, folder: Path) -> None:

@@ -39,13 +39,13 @@ def show(
         print(json.dumps(dict(manifest), indent=1) if as_json else as_text(manifest))
         return
     try:
-        group = group_of(name)
+        group = find_group(name)
     except RequestError as error:
         if os.path.isdir(name):  # noqa: PTH112
             raise RequestError(f"{name} is not a run: it has no manifest.json") from error
         raise
     if cite:
-        source = source_of(group, name)
+        source = load_source(group, name)
         text = source.bibtex or source.citation or source.equation
         if not text:
             raise RequestError(f"{registry.GROUPS[group]} '{name}' has no source")
@@ -57,12 +57,12 @@ def show(
 GROUPS = ("measures", "models", "datasets", "recipes")
 
 
-def group_of(name: str) -> str:
+def find_group(name: str) -> str:
     """Return the group in which a name is registered.
 
     Examples
     --------
-    >>> group_of("affinity"), group_of("vgg8"), group_of("digits"), group_of("adam")
+    >>> find_group("affinity"), find_group("vgg8"), find_group("digits"), find_group("adam")
     ('measures', 'models', 'datasets', 'recipes')
     """
     family, slash, _ = name.partition("/")
@@ -78,8 +78,11 @@ def group_of(name: str) -> str:
     return groups[name]
 
 
-def source_of(group: str, name: str) -> Source:
-    """Return the source of a registered object; a dataset is opened to read it."""
+def load_source(group: str, name: str) -> Source:
+    """Return the source of a registered object.
+
+    A dataset is opened to read its source.
+    """
     plugin = _load_plugin(group, name)
     if group == "models":
         from nlbench.subjects.model import model_info

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run a command; Ctrl-C prints one line, even during imports."""
+    """Run a command and print one line on Ctrl-C, even during imports."""
     sys.unraisablehook = _print_unraisable
     # Must be set before PyTorch is imported. By default its threads busy-wait, which on a loaded
     # machine takes CPU time from the threads they are waiting for.

@@ -112,7 +112,7 @@ def relu_network(slope: float = 0.0, shift: float = 0.0) -> nn.Module:
     return nn.Sequential(*layers[:-1]).eval()
 
 
-def value_of(result: Result) -> float:
+def read_value(result: Result) -> float:
     """Return the summary value of a result."""
     return result.summary["value"]
 
@@ -126,8 +126,8 @@ def difference(first: Result, second: Result, tolerance: float) -> str:
         return f"{first.status} becomes {second.status}: {second.reason or first.reason}"
     if first.status != "ok":
         return ""
-    a = value_of(first)
-    b = value_of(second)
+    a = read_value(first)
+    b = read_value(second)
     if abs(a - b) <= tolerance * max(1.0, abs(a), abs(b)):
         return ""
     return f"{a:.9g} becomes {b:.9g}"
@@ -176,7 +176,7 @@ def check_repeatability(trial: Trial, first: Result) -> Iterator[Check]:
     repeated = trial.value(relu_network(), samples())
     yield check_equal("repeatable", difference(first, repeated, 0.0))
     results: dict[str, Result] = {}
-    measure = _with_two_more_instances(trial.measure, results)
+    measure = _add_two_instances(trial.measure, results)
     value = trial.value(relu_network(), samples(), measure=measure)
     second = results.get("second", value)
     used = results.get("used", value)
@@ -194,7 +194,7 @@ def check_repeatability(trial: Trial, first: Result) -> Iterator[Check]:
     yield check_equal("observations unchanged", changed if "changed" in results else "")
 
 
-def _with_two_more_instances(measure: type[Measure], results: dict[str, Result]) -> type[Measure]:
+def _add_two_instances(measure: type[Measure], results: dict[str, Result]) -> type[Measure]:
     """Return a measure that also updates a second instance, and one that was used and reset."""
 
     class InstanceTrio(measure):  # type: ignore[misc, valid-type]
@@ -286,13 +286,13 @@ def check_replicates(trial: Trial, first: Result) -> Iterator[Check]:
         return
     for group, replicate in zip(range(GROUPS), first.replicates, strict=True):
 
-        def without_group(observation: Any, group: int = group) -> Any:
+        def drop_group(observation: Any, group: int = group) -> Any:
             kept = group_index(observation.sources.index) != group
-            return observation.with_rows(kept.nonzero()[:, 0])
+            return observation.select_rows(kept.nonzero()[:, 0])
 
-        measure = _changing(trial.measure, without_group)
+        measure = _changing(trial.measure, drop_group)
         other = trial.value(relu_network(), samples(), measure=measure)
-        expected = value_of(other) if other.status == "ok" else float("nan")
+        expected = read_value(other) if other.status == "ok" else float("nan")
         if not abs(replicate - expected) <= REPLICATE_TOLERANCE * max(1.0, abs(expected)):
             detail = f"{replicate:.9g} without group {group}, expected {expected:.9g}"
             yield Check("replicates", "broken", detail)
@@ -419,7 +419,7 @@ def check_measure(measure: object, settings: Settings | None = None) -> list[Che
     if first.status != "ok":
         outcome: Outcome = "broken" if first.status == "failed" else "not checked"
         return [Check("value", outcome, first.reason)]
-    checks = [Check("value", "kept", f"{value_of(first):.6g} on a small network of ReLUs")]
+    checks = [Check("value", "kept", f"{read_value(first):.6g} on a small network of ReLUs")]
     for check in _CHECKS:
         checks.extend(check(trial, first))
     return checks
@@ -451,8 +451,8 @@ def check_direction(trial: Trial, first: Result) -> Iterator[Check]:
         reason = "not declared" if more_means == "neither" else f"affine network: {affine.reason}"
         yield Check("direction", "not checked", reason)
         return
-    relu = value_of(first)
-    identity = value_of(affine)
+    relu = read_value(first)
+    identity = read_value(affine)
     is_correct = relu > identity if more_means == "more nonlinear" else relu < identity
     detail = f"{relu:.6g} with ReLUs, {identity:.6g} with identities"
     yield Check("direction", "kept" if is_correct else "broken", detail)
@@ -467,7 +467,7 @@ def check_degenerate_inputs(trial: Trial, first: Result) -> Iterator[Check]:
         ("two samples", relu_network(), samples(n=2)),
     ):
         result = trial.value(model, inputs)
-        detail = result.reason if result.status != "ok" else f"{value_of(result):.6g}"
+        detail = result.reason if result.status != "ok" else f"{read_value(result):.6g}"
         if result.status == "failed" and not trial.is_observable(model, inputs):
             yield Check(name, "not checked", f"probe {trial.measure.probe}: {detail}")
         else:
@@ -476,7 +476,7 @@ def check_degenerate_inputs(trial: Trial, first: Result) -> Iterator[Check]:
     non_finite[SAMPLES // 2, 1] = math.nan
     result = trial.value(relu_network(), non_finite)
     if result.status == "ok" and difference(first, result, 0.0):
-        yield Check("non-finite inputs", "broken", f"ok, {value_of(result):.6g}")
+        yield Check("non-finite inputs", "broken", f"ok, {read_value(result):.6g}")
     else:
         detail = result.reason or "the value doesn't depend on the samples"
         yield Check("non-finite inputs", "kept", detail)

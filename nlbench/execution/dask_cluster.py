@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 
 def measure_on_cluster(units: Sequence[Unit], pool: WorkerPool) -> Generator[Record | Event]:
-    """Measure units on a cluster; results arrive as Dask events.
+    """Measure units on a cluster.
 
-    Units are split by probe if there are fewer units than workers.
+    Results arrive as Dask events. Units are split by probe if there are fewer units than workers.
     """
     if len(units) < pool.workers:
         units = [part for unit in units for part in split_by_probe(unit)]
@@ -134,7 +134,10 @@ def _problem(future: Any) -> str:
 
 
 def _supervise(unit_text: str, topic: str, pool: WorkerPool) -> list[str]:
-    """Supervise a unit in a Dask worker; log each result as an event and return all results."""
+    """Supervise a unit in a Dask worker and return its results.
+
+    Each result is also logged as an event.
+    """
     distributed: Any = importlib.import_module("distributed")
     worker = distributed.get_worker()
     task = worker.get_current_task()

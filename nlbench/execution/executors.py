@@ -35,7 +35,7 @@ class WorkerPool:
         """True if units are measured in this process."""
         return self.execution.executor == "serial" and self.execution.timeout is None
 
-    def in_processes(self) -> WorkerPool:
+    def use_processes(self) -> WorkerPool:
         """Return this pool with worker processes, since this process is changed."""
         if not self.is_serial:
             return self

@@ -15,7 +15,7 @@ import torch
 
 from nlbench.errors import RequestError
 from nlbench.introspection.precision import float32_precision
-from nlbench.registry import installed, name_and_version, version_of
+from nlbench.registry import find_version, installed, name_and_version
 from nlbench.store.record import RecordedMachine
 
 
@@ -113,7 +113,7 @@ def _driver() -> str | None:
 
 _PACKAGES = ("nlbench", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "pandas")
 
-_loaded_version = cache(version_of)
+_loaded_version = cache(find_version)
 
 
 def _plugins() -> dict[str, str]:

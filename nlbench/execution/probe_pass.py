@@ -17,7 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nlbench.errors import PluginError, RequestError, Undefined, error_text, first_line, message_of
+from nlbench.errors import (
+    PluginError,
+    RequestError,
+    Undefined,
+    error_message,
+    error_text,
+    first_line,
+)
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.batch_independence import (
     DEPENDS_ON_ORDER,
@@ -39,7 +46,7 @@ from nlbench.introspection.random_state import RandomStream, preserve_rng_state
 from nlbench.introspection.refused_inputs import describe_refusal
 from nlbench.measure import Measure, Result, Value
 from nlbench.measure.contract import validated_result
-from nlbench.measure.result import MIN_DEFINED_SHARE
+from nlbench.measure.result import MIN_DEFINED_FRACTION
 from nlbench.options import OptionValue
 from nlbench.parsers import unique
 from nlbench.probes import OnStep, ProbeFacts, ProbeOptions, ProbePass, Resources
@@ -87,7 +94,9 @@ class Feed:
         self.failure: Result | None = None
         self._failed_at: tuple[int, ...] = ()
         self._memory = memory
-        self._name, self._stream, self._monitor = measure.name, stream, monitor
+        self._name = measure.name
+        self._stream = stream
+        self._monitor = monitor
         self._device = device
         self._lock = threading.Lock()
         self._measure: Measure
@@ -147,7 +156,8 @@ class Feed:
             with self._lock:
                 if self.failure is None or (order is not None and order < self._failed_at):
                     self._failed_at = order or ()
-                    self.failure, self.traceback = failure, trace
+                    self.failure = failure
+                    self.traceback = trace
                     self.is_out_of_memory = is_out_of_memory(error)
             return None
         finally:
@@ -214,7 +224,7 @@ class Pass:
         resources = replace(self.resources, device=device, threads=1)
         alone = replace(self, subject=subject, resources=resources, step=lambda: None)
         (outcome,) = alone._observe_once([entry])
-        outcome.result = with_remark(outcome.result, remark)
+        outcome.result = append_remarks(outcome.result, remark)
         return outcome
 
     def _observe_once(self, entries: Sequence[MeasureEntry]) -> list[Feed]:
@@ -282,7 +292,7 @@ class Pass:
                 values = feed.result.values
                 has_batches = any(v.statistics.get("batches", 0) > 1 for v in values)
                 if stream is not None and not stream.is_drawn and has_batches:
-                    feed.result = with_remark(feed.result, "batches in the order of a stream")
+                    feed.result = append_remarks(feed.result, "batches in the order of a stream")
             feed.release()
         in_forward = [f for f in feeds if _FORWARD in f.traceback and not f.is_out_of_memory]
         cause = _forward_failure(subject, device, self.changes) if in_forward else None
@@ -397,7 +407,8 @@ class _SampleCheck:
 
 def _annotate(result: Result, facts: ProbeFacts) -> Result:
     """Add the number of samples or segments and the probe's remarks to a result."""
-    n, remarks = facts.get("samples", facts.get("segments", 0)), facts.get("remarks", {})
+    n = facts.get("samples", facts.get("segments", 0))
+    remarks = facts.get("remarks", {})
     values = tuple(
         replace(value, n=value.n or n, reason=_join(value.reason, remarks.get(value.place, "")))
         for value in result.values
@@ -410,14 +421,14 @@ def _annotate(result: Result, facts: ProbeFacts) -> Result:
     )
     annotated = replace(result, values=values + unobserved, n=result.n or n)
     defined, total = annotated.places
-    if unobserved and result.status == "ok" and 0 < defined < MIN_DEFINED_SHARE * total:
+    if unobserved and result.status == "ok" and 0 < defined < MIN_DEFINED_FRACTION * total:
         reasons = dict.fromkeys(value.reason for value in unobserved)
         reason = f"{defined} of {total} places: {'; '.join(reasons)}"
         annotated = Result.missing("undefined", reason, annotated.values, annotated.n)
-    return with_remark(annotated, facts.get("remark", ""))
+    return append_remarks(annotated, facts.get("remark", ""))
 
 
-def with_remark(result: Result, *remarks: str) -> Result:
+def append_remarks(result: Result, *remarks: str) -> Result:
     """Append remarks to a result's reason."""
     return replace(result, reason=_join(result.reason, *remarks))
 
@@ -429,7 +440,7 @@ def _join(*reasons: str) -> str:
 def result_of_error(error: BaseException) -> tuple[Result, str]:
     """Return the result that reports an exception, and the traceback if it is a failure."""
     if isinstance(error, Undefined):
-        return Result.missing("undefined", message_of(error)), ""
-    if _SINGLE_SAMPLE_ERROR in message_of(error):
+        return Result.missing("undefined", error_message(error)), ""
+    if _SINGLE_SAMPLE_ERROR in error_message(error):
         return Result.missing("undefined", _SINGLE_SAMPLE_REASON), ""
     return Result.missing("failed", error_text(error)), traceback.format_exc()

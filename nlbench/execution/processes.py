@@ -85,7 +85,8 @@ def call_in_processes(
     generator stops the processes.
     """
     ready: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    pending, workers = set(arguments), min(workers, len(arguments))
+    pending = set(arguments)
+    workers = min(workers, len(arguments))
 
     def supervise(
         supervisor: Supervisor, index: int, is_wanted: Callable[[], bool]

@@ -90,7 +90,8 @@ class Supervisor:
     """Measures units with a worker process, which is replaced if it ends or has other threads."""
 
     def __init__(self, threads: int, timeout: float | None) -> None:
-        self.threads, self.timeout = threads, timeout
+        self.threads = threads
+        self.timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection
         self._process_threads = 0
@@ -304,7 +305,8 @@ def take_supervisor(threads: int, timeout: float | None) -> Supervisor:
         supervisor = _idle_supervisors.pop()
     except IndexError:
         return Supervisor(threads, timeout)
-    supervisor.threads, supervisor.timeout = threads, timeout
+    supervisor.threads = threads
+    supervisor.timeout = timeout
     return supervisor
 
 

@@ -41,7 +41,7 @@ from nlbench.subjects.load import load_subject
 from nlbench.subjects.subject import Subject
 
 from .machine import describe_machine
-from .probe_pass import Pass, with_remark
+from .probe_pass import Pass, append_remarks
 from .work_units import Event, Unit, group_cells
 
 
@@ -110,7 +110,7 @@ class UnitRunner:
             self._subject = None
             return self._load(unit, monitor)[0]
 
-        yield from records_of(
+        yield from measure_subject(
             subject,
             cells,
             self._measures,
@@ -181,7 +181,8 @@ class UnitRunner:
         plan = unit.cells[0].subject
         device = torch.device(unit.device)
         key = plan.key, unit.device, unit.precision
-        subject, planned_at = self._subject, None
+        subject = self._subject
+        planned_at = None
         if subject is None or self._subject_key != key:
             # Release it before loading the next one, since both may not fit in memory.
             self._subject = subject = None
@@ -218,11 +219,12 @@ class UnitRunner:
         problem = problem or changed_subject(subject.facts, unit.expected)
         if problem:
             raise RequestError(problem)
-        self._subject, self._subject_key = subject, key
+        self._subject = subject
+        self._subject_key = key
         return subject
 
 
-def records_of(
+def measure_subject(
     subject: Subject,
     cells: Iterable[Cell],
     measures: Mapping[str, type[Measure]],
@@ -289,7 +291,7 @@ def records_of(
                 measure=cell.measure,
                 probe=replace(probe, facts=outcome.facts),
                 machine=replace(machine, dtype=dtype),
-                result=with_remark(result, *remarks),
+                result=append_remarks(result, *remarks),
                 seconds=round(outcome.seconds, 6),
                 finished=now(),
                 traceback=outcome.traceback,

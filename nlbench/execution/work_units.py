@@ -55,7 +55,7 @@ def from_message(message: Mapping[str, str]) -> Record | Event:
     return message
 
 
-def units_of(
+def group_by_subject(
     cells: Iterable[Cell],
     plan: Plan,
     machine: RecordedMachine,

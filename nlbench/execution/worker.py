@@ -44,7 +44,8 @@ class Messenger(ProgressMonitor):
     """
 
     def __init__(self, connection: Connection, unit: Unit, timeout: float | None) -> None:
-        self._connection, self._timeout = connection, timeout
+        self._connection = connection
+        self._timeout = timeout
         self._seconds = dict.fromkeys((cell.measure.name for cell in unit.cells), 0.0)
         self._since = time.monotonic()
         self._load_seconds = self._shared_seconds = 0.0
@@ -54,7 +55,7 @@ class Messenger(ProgressMonitor):
         self._lock = threading.RLock()
 
     def send(self, **message: Any) -> None:
-        """Send a message; exit if the supervisor has exited."""
+        """Send a message, or exit if the supervisor has exited."""
         with self._lock:
             _send(self._connection, message)
 
@@ -76,7 +77,8 @@ class Messenger(ProgressMonitor):
         now = time.monotonic()
         if not self._load_seconds:
             self._load_seconds = now - self._since
-        self._shared_seconds, self._since = self._load_seconds, now
+        self._shared_seconds = self._load_seconds
+        self._since = now
         self._probe = probe
         self._send_running()
 
@@ -89,7 +91,10 @@ class Messenger(ProgressMonitor):
                 self._send_running()
 
     def leave(self) -> None:
-        """Stop timing this thread's measure; raise `CellTimeout` if it took too long."""
+        """Stop timing this thread's measure.
+
+        Raise `CellTimeout` if it took too long.
+        """
         with self._lock:
             self._charge()
             measure = self._running.pop(threading.get_ident())
@@ -102,14 +107,15 @@ class Messenger(ProgressMonitor):
     def _charge(self) -> None:
         """Charge the time since the last call to each running measure, once for all its threads."""
         now = time.monotonic()
-        elapsed, self._since = now - self._since, now
+        elapsed = now - self._since
+        self._since = now
         if not self._running:
             self._shared_seconds += elapsed
         for measure in {*self._running.values()}:
             self._seconds[measure] += elapsed
 
     def _send_running(self) -> None:
-        """Send the running measure; if there are several, the one closest to its time limit."""
+        """Send the running measure that is closest to its time limit."""
         running = max(self._running.values(), key=self._seconds.__getitem__, default="")
         phase = "measuring" if running else "observing"
         spent = self._shared_seconds + self._seconds.get(running, 0.0)
@@ -151,7 +157,7 @@ def main(handle: int, threads: int) -> None:
 
 
 def _send(connection: Connection, message: Mapping[str, Any]) -> None:
-    """Send a message; exit if the supervisor has exited."""
+    """Send a message, or exit if the supervisor has exited."""
     try:
         connection.send_bytes(json.dumps(message).encode())
     except OSError:

@@ -29,7 +29,7 @@ def without_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def with_plain_attention() -> AbstractContextManager[None]:
+def disable_fused_attention() -> AbstractContextManager[None]:
     """Disable fused attention, since fused kernels lack second derivatives."""
     return sdpa_kernel(SDPBackend.MATH)
 
@@ -69,7 +69,8 @@ class SoftmaxInterceptor(DispatchMode):
 
 def _logits(arguments: dict[str, Any]) -> Tensor:
     """Compute the logits (batch, heads, queries, keys) of a fused attention kernel."""
-    query, key = arguments["query"], arguments["key"]
+    query = arguments["query"]
+    key = arguments["key"]
     if query.shape[1] != key.shape[1]:
         key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     scale = arguments.get("scale") or 1 / math.sqrt(query.shape[-1])

@@ -38,7 +38,10 @@ def softmax_axis(call: FunctionCall) -> int:
 
 
 def batch_first(tensor: Tensor, batch: int | None) -> Tensor:
-    """Move the batch axis to the front; without one, the tensor is a single sample."""
+    """Move the batch axis to the front.
+
+    If `batch` is None, the tensor is a single sample.
+    """
     if batch is None:
         return tensor[None]
     return tensor.movedim(batch, 0) if batch else tensor
@@ -99,7 +102,7 @@ class Layouts:
         return self._layouts.get(tensor, _UNKNOWN).sampled is True
 
     def channel(self, tensor: Tensor) -> int | None:
-        """Return the channel axis of a tensor; None if unknown."""
+        """Return the channel axis of a tensor, or None if unknown."""
         axis = self._layouts.get(tensor, _UNKNOWN).channel
         return axis if axis is not None and 0 <= axis < tensor.ndim else None
 
@@ -108,7 +111,7 @@ class Layouts:
         if output not in self._layouts and source in self._layouts:
             self._layouts[output] = self._layouts[source]
 
-    def of(self, tensor: Tensor) -> tuple[int, int, bool]:
+    def describe(self, tensor: Tensor) -> tuple[int, int, bool]:
         """Return a tensor's batch axis, its channel axis, and True if the latter is assumed.
 
         If the channel axis is unknown, a tensor with three axes is assumed to be (batch, tokens,
@@ -163,7 +166,8 @@ class Layouts:
         outputs = [tensor for tensor in outputs if isinstance(tensor, Tensor)]
         if not outputs or any(tensor.is_nested for tensor in (*outputs, *call.tensors)):
             return
-        operation, sources = call.operation, call.tensors
+        operation = call.operation
+        sources = call.tensors
         known = [(s, self._layouts[s]) for s in sources if s in self._layouts]
         is_layer = operation.channels in ("second", "last")
         if not known and not is_layer and operation.takes != "nothing":
@@ -237,7 +241,8 @@ class Layouts:
         self, call: FunctionCall, known: Sequence[tuple[Tensor, Layout]], output: Tensor
     ) -> tuple[int | None, int | None]:
         """Return the channel axis and the batch axis of an output."""
-        operation, sources = call.operation, call.tensors
+        operation = call.operation
+        sources = call.tensors
         channels = operation.channels
         channel = batch = None
         # Arguments with the output's rank come first: a sum has the layout of the larger term.
@@ -295,7 +300,7 @@ def _same_order(first: Tensor | None, second: Tensor | None) -> bool:
 
 
 def _is_sampled(operation: Operation, sources: int, known: Sequence[Layout]) -> bool | None:
-    """Return True if an output depends on the model's input; None if that is unknown."""
+    """Return True if an output depends on the model's input, or None if unknown."""
     if any(layout.sampled for layout in known):
         return True
     are_constant = len(known) == sources and all(layout.sampled is False for layout in known)
@@ -326,7 +331,10 @@ def channel_axes(
 
 
 def _channel_axis(operation: Operation, rank: int) -> int | None:
-    """Return the axis that a layer uses as its input's channels; None for other operations."""
+    """Return the input axis that a layer uses as channels.
+
+    Return None for other operations.
+    """
     if operation.channels == "second" or operation.name == "prelu":
         return 1
     is_last = operation.channels in ("last", "normalized") or operation.name == "matmul"
@@ -334,7 +342,10 @@ def _channel_axis(operation: Operation, rank: int) -> int | None:
 
 
 class _StopPass(BaseException):
-    """Signal that stops a forward pass; not an Exception, which a network might catch."""
+    """Signal that stops a forward pass.
+
+    It is not an Exception, which a network might catch.
+    """
 
 
 class _ChannelAxisFinder(TorchFunctionMode):

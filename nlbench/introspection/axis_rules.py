@@ -20,7 +20,10 @@ AxisMap = Sequence[int | None]
 
 
 def moved_axis(places: AxisMap, axis: int) -> int | None:
-    """Return the position of an input axis in the output; `GONE` stays `GONE`."""
+    """Return the position of an input axis in the output.
+
+    `GONE` stays `GONE`.
+    """
     if axis == GONE:
         return GONE
     return places[axis] if axis < len(places) else None
@@ -119,7 +122,7 @@ def _expand(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
 def _reduce(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     if output.ndim >= source.ndim:
         return _identity(source, output)
-    return _without(source.ndim, _axes(args, kwargs, 1, "dim", "axis"), output.ndim)
+    return _drop_axes(source.ndim, _axes(args, kwargs, 1, "dim", "axis"), output.ndim)
 
 
 @axis_rule(
@@ -132,7 +135,10 @@ def _reshape(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
 
 @axis_rule("einsum")
 def _einsum(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    """Match the axes by their letters; an axis that is summed over is gone."""
+    """Match the axes by their letters.
+
+    An axis that is summed over is gone.
+    """
     equation = args[0].replace(" ", "") if isinstance(args[0], str) else ""
     inputs, arrow, result = equation.partition("->")
     tensors = args[1] if isinstance(args[1], tuple | list) else args[1:]
@@ -146,7 +152,8 @@ def _einsum(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
 
 def _find_reshaped_axis(before: Sequence[int], axis: int, after: Sequence[int]) -> int | None:
     """Find an axis after a reshape, by its size and the product of the sizes before it."""
-    ahead, size = math.prod(before[:axis]), before[axis]
+    ahead = math.prod(before[:axis])
+    size = before[axis]
     places = [
         place
         for place in range(len(after))
@@ -155,8 +162,11 @@ def _find_reshaped_axis(before: Sequence[int], axis: int, after: Sequence[int]) 
     return min(places, key=lambda place: abs(place - axis), default=None)
 
 
-def _without(rank: int, dropped: Sequence[int], output_rank: int) -> AxisMap:
-    """Map the axes when some are dropped; all are unknown unless `output_rank` remain."""
+def _drop_axes(rank: int, dropped: Sequence[int], output_rank: int) -> AxisMap:
+    """Map the axes when some are dropped.
+
+    All are unknown unless `output_rank` remain.
+    """
     gone = {axis % rank for axis in dropped}
     remaining = [axis for axis in range(rank) if axis not in gone]
     if len(remaining) != output_rank:
@@ -205,7 +215,7 @@ def _squeeze(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     if source is output:  # In place: the axes before the call are no longer known.
         return [None] * rank
     axes = _axes(args, kwargs, 1, "dim") or range(rank)
-    return _without(rank, [axis for axis in axes if source.shape[axis] == 1], output.ndim)
+    return _drop_axes(rank, [axis for axis in axes if source.shape[axis] == 1], output.ndim)
 
 
 @axis_rule("stack", "unsqueeze", arranges="moves")
@@ -220,12 +230,15 @@ def _insert(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
 @axis_rule("select", "unbind", arranges="moves")
 def _drop(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     """Map the axes for ``select`` and ``unbind``, which drop an axis."""
-    return _without(source.ndim, (_axes(args[:2], kwargs, 1, "dim") or [0])[:1], output.ndim)
+    return _drop_axes(source.ndim, (_axes(args[:2], kwargs, 1, "dim") or [0])[:1], output.ndim)
 
 
 @axis_rule("getitem", arranges="moves")
 def _index(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    """Map the axes for ``x[...]``; unknown if the index has several tensors or lists."""
+    """Map the axes for ``x[...]``.
+
+    They are unknown if the index has several tensors or lists.
+    """
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
     if not any(part is Ellipsis for part in index):
         index = (*index, Ellipsis)
@@ -261,7 +274,7 @@ def _is_row_of_indices(part: list[Any] | Tensor) -> bool:
 
 
 def _axes(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, *names: str) -> list[int]:
-    """Return axes passed by name, or by position from `place` on; empty if there are none."""
+    """Return axes passed by name, or by position from `place` on."""
     for name in names:
         if name in kwargs:
             value = kwargs[name]

@@ -47,11 +47,11 @@ def describe_dependence(
     limit: int | None = None,
     compared: int = MAX_COMPARED_SAMPLES,
 ) -> str:
-    """Describe why results are no function of their own sample; return "" if they are.
+    """Describe why results are no function of their own sample.
 
-    At most `limit` samples are run at a time. They are run twice as they are, and `compared` of
-    them together with a copy of themselves only. This finds noise, and networks that take a
-    decision for the batch as a whole, such as an early exit.
+    Return "" if they are. At most `limit` samples are run at a time. They are run twice as they
+    are, and `compared` of them together with a copy of themselves only. This finds noise, and
+    networks that take a decision for the batch as a whole, such as an early exit.
 
     Examples
     --------
@@ -83,11 +83,12 @@ def describe_dependence(
 def describe_outputs(
     rows: Callable[[Tensor], Tensor], samples: Tensor, together: Tensor | None = None
 ) -> str:
-    """Describe why a model's outputs are no function of their own sample; return "" if they are.
+    """Describe why a model's outputs are no function of their own sample.
 
-    A pair of samples is run in both orders, in the same memory, and the first and the last sample
-    alone. Only where a result differs from that in the whole batch, `together` if it is known,
-    `check_memory` and `describe_dependence` look for the reason. `rows` may modify the samples.
+    Return "" if they are. A pair of samples is run in both orders, in the same memory, and the
+    first and the last sample alone. Only where a result differs from that in the whole batch,
+    `together` if it is known, `check_memory` and `describe_dependence` look for the reason. `rows`
+    may modify the samples.
 
     Examples
     --------
@@ -247,14 +248,14 @@ def row_order(rows: Tensor, first_changed: Tensor, second_changed: Tensor) -> st
         if not any(map(any, moved)):
             return "contiguous"
         half = len(rows) // 2
-        owners = {
+        sample_orders = {
             "contiguous": [row // half for row in range(2 * half)],
             "interleaved": [row % 2 for row in range(2 * half)],
         }
         orders = [
             order
-            for order, of in owners.items()
-            if not any(moved[1 - owner][row] for row, owner in enumerate(of))
+            for order, of in sample_orders.items()
+            if not any(moved[1 - sample][row] for row, sample in enumerate(of))
         ]
         if orders:
             break
@@ -291,7 +292,8 @@ def check_batch_independence(
     --------
     >>> check_batch_independence(lambda pair: {"square": pair**2}, torch.randn(8, 3), 4)
     """
-    sample, others = batch[:1], other_samples(batch)
+    sample = batch[:1]
+    others = other_samples(batch)
     before = rng_state(batch.device)
     pairs = [torch.cat(pair) for other in others for pair in ((sample, other), (other, sample))]
     try:
@@ -359,7 +361,8 @@ def _same_rows(pair: Tensor, group: Tensor, position: int, size: int, tolerance_
 
 def _close(values: Tensor, expected: Tensor, tolerance_eps: int) -> bool:
     if values.device.type == "mps":  # MPS has no double precision.
-        values, expected = values.cpu(), expected.cpu()
+        values = values.cpu()
+        expected = expected.cpu()
     scale = torch.where(values.isfinite(), values.abs(), 0.0).amax(-1, keepdim=True).double()
     tolerance = tolerance_eps * torch.finfo(values.dtype).eps * scale
     return bool(equal_but_for_rounding(values, expected, tolerance).all())

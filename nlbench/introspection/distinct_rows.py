@@ -17,7 +17,7 @@ class RowNumbers:
     index: Tensor
     is_copy: Tensor  # bool (n,): True for rows that equal an earlier one
 
-    def of_rows(self, rows: Tensor) -> RowNumbers:
+    def select_rows(self, rows: Tensor) -> RowNumbers:
         """Return the numbers of the given rows (m,)."""
         rows = rows.cpu()
         return RowNumbers(self.index[rows], self.is_copy[rows])
@@ -48,7 +48,8 @@ class DistinctRows:
         # Adding zero turns -0.0, which equals 0.0, into it.
         values = rows.detach().cpu().flatten(1) if rows.ndim > 1 else rows.detach().cpu()[:, None]
         values = values + 0 if values.dtype != torch.bool else values
-        index, is_copy = [], []
+        index = []
+        is_copy = []
         for row in values.contiguous().view(torch.uint8).numpy():
             digest = hashlib.blake2b(row, digest_size=16).digest()
             is_copy.append(digest in self._numbers)

@@ -43,7 +43,9 @@ class FunctionCall:
     def __init__(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
-        self.function, self.args, self.kwargs = function, args, kwargs or {}
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs or {}
         self.operation = operation(function)  # the function's entry in the registry
 
     @cached_property
@@ -165,7 +167,7 @@ def modes_disabled() -> AbstractContextManager[object]:
     return context
 
 
-def storage_of(tensor: Tensor) -> StorageWeakRef | None:
+def get_storage_ref(tensor: Tensor) -> StorageWeakRef | None:
     """Return a weak reference to a tensor's storage.
 
     None for a sparse tensor, which has none.

@@ -32,7 +32,9 @@ _KINDS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 def known_kind(module: nn.Module) -> str:
-    """Return the kind of function that a module without parameters computes; empty if unknown.
+    """Return the kind of function that a module without parameters computes.
+
+    Return "" if it is unknown.
 
     Examples
     --------
@@ -43,11 +45,11 @@ def known_kind(module: nn.Module) -> str:
     'gelu'
     """
     if module not in _KINDS:
-        _KINDS[module] = _kind_of(module)
+        _KINDS[module] = _identify(module)
     return _KINDS[module]
 
 
-def _kind_of(module: nn.Module) -> str:
+def _identify(module: nn.Module) -> str:
     if any(True for _ in module.parameters()) or any(True for _ in module.buffers()):
         return ""
     grid = torch.linspace(-8, 8, 97, dtype=torch.float64)[None]
@@ -63,7 +65,10 @@ def _kind_of(module: nn.Module) -> str:
 
 
 def _compute_unobserved(compute: Callable[[], Tensor]) -> Tensor | None:
-    """Compute a tensor in a separate thread, hidden from probes; return None on failure."""
+    """Compute a tensor in a separate thread, hidden from probes.
+
+    Return None on failure.
+    """
     results: list[Tensor] = []
 
     def work() -> None:

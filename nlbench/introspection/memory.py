@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import BaseTorchFunctionMode
 
-from nlbench.errors import message_of
+from nlbench.errors import error_message
 
 from . import allocator
-from .function_calls import DispatchMode, storage_of, tensors_in
+from .function_calls import DispatchMode, get_storage_ref, tensors_in
 from .model_state import preserve_attributes
 from .random_state import preserve_rng_state
 
@@ -52,7 +52,7 @@ def usable_memory(device: torch.device, memory: int | None) -> float:
     return budget - min(OVERHEAD_BYTES, budget / 2)
 
 
-def with_overhead(size: int) -> int:
+def add_overhead(size: int) -> int:
     """Return the budget that leaves `size` bytes for tensors."""
     return size + min(OVERHEAD_BYTES, size)
 
@@ -121,7 +121,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(message_of(error)))
+    return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(error_message(error)))
 
 
 # Leaves room for kernel workspaces, and for tensors that are not freed immediately.
@@ -171,10 +171,10 @@ class LiveBytes(DispatchMode):
         # Most operations return views of known memory or write into it.
         unknown = {}
         for tensor in tensors_in((result,)):
-            storage = None if tensor.is_meta else storage_of(tensor)
+            storage = None if tensor.is_meta else get_storage_ref(tensor)
             if storage is not None and storage not in self._sizes:
                 unknown[storage] = tensor
-        inputs = {storage_of(t) for t in tensors_in((args, kwargs))} if unknown else set()
+        inputs = {get_storage_ref(t) for t in tensors_in((args, kwargs))} if unknown else set()
         new = {s: t.untyped_storage().nbytes() for s, t in unknown.items() if s not in inputs}
         self._sizes |= new
         self._max_now += sum(new.values())
@@ -198,7 +198,8 @@ def bytes_per_sample(model: nn.Module, samples: Tensor) -> int:
     """
     # A function mode disables PyTorch's fused layers, which hide their tensors.
     unfused = BaseTorchFunctionMode()
-    rng, attributes = preserve_rng_state(samples.device), preserve_attributes(model)
+    rng = preserve_rng_state(samples.device)
+    attributes = preserve_attributes(model)
     with rng, attributes, unfused, LiveBytes() as live:
         model(samples.clone())
     return max(1, int(_SAFETY_FACTOR * live.peak / len(samples)))
@@ -250,7 +251,7 @@ class SampleLimit:
 
     @property
     def limit(self) -> int | None:
-        """Number of samples; None if unknown."""
+        """Number of samples, or None if unknown."""
         return self._sizes.get(self._key)
 
     def remember(self, limit: int) -> None:

@@ -69,7 +69,8 @@ class FloatTypeMode(TorchFunctionMode):
 
     def __init__(self, own: torch.dtype, dtype: torch.dtype) -> None:
         super().__init__()
-        self.own, self.dtype = own, dtype
+        self.own = own
+        self.dtype = dtype
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -153,7 +154,10 @@ def computing_in(network: Network, mode: FloatTypeMode) -> Network:
 
 
 def double_copy(model: nn.Module, inputs: Tensor | None = None) -> nn.Module:
-    """Copy a model in eval mode so that it computes in float64; see `typed_copy`."""
+    """Copy a model in eval mode so that it computes in float64.
+
+    See `typed_copy`.
+    """
     return typed_copy(model, torch.float64, inputs)
 
 
@@ -177,9 +181,9 @@ def typed_copy(model: nn.Module, dtype: torch.dtype, inputs: Tensor | None = Non
     (torch.float64, torch.float16)
     """
     _refuse_uncopyable(model)
-    if any(t.is_meta for t in tensors_of(model)):
+    if any(t.is_meta for t in iter_tensors(model)):
         raise Unobservable("the model is on the device meta: it has shapes, but no weights")
-    is_unsupported = any(t.device.type in _WITHOUT_FLOAT64 for t in tensors_of(model))
+    is_unsupported = any(t.device.type in _WITHOUT_FLOAT64 for t in iter_tensors(model))
 
     def convert(tensor: Tensor) -> Tensor:
         moved = tensor.detach().cpu() if is_unsupported else tensor.detach()
@@ -209,7 +213,7 @@ RELATIVE_TOLERANCE = 2**-5
 def _check_copy(model: nn.Module, copied: nn.Module, dtype: torch.dtype, inputs: Tensor) -> None:
     """Raise if a copy doesn't compute what a model does, which has seen another input since."""
     own = own_float_type(model)
-    device = next((t.device for t in tensors_of(model)), inputs.device)
+    device = next((t.device for t in iter_tensors(model)), inputs.device)
     sample = inputs[:1].to(device, own)
     signs = torch.randint(2, sample.shape, generator=torch.Generator().manual_seed(0))
     signs = 2 * signs.to(sample) - 1
@@ -255,7 +259,7 @@ def precise_device(model: nn.Module, inputs: Tensor) -> torch.device:
     >>> precise_device(nn.Linear(2, 3), torch.zeros(1, 2))
     device(type='cpu')
     """
-    device = next((t.device for t in tensors_of(model)), inputs.device)
+    device = next((t.device for t in iter_tensors(model)), inputs.device)
     return torch.device("cpu") if device.type in _WITHOUT_FLOAT64 else device
 
 
@@ -269,10 +273,10 @@ def cpu_copy(model: nn.Module) -> nn.Module:
     device(type='cpu')
     """
     refuse_unobservable(model)
-    return _deep_copy(model, {id(t): _on_cpu(t) for t in tensors_of(model)}, _on_cpu)
+    return _deep_copy(model, {id(t): _copy_to_cpu(t) for t in iter_tensors(model)}, _copy_to_cpu)
 
 
-def _on_cpu(tensor: Tensor) -> Tensor:
+def _copy_to_cpu(tensor: Tensor) -> Tensor:
     moved = tensor.detach().cpu().clone() if tensor.device.type == "cpu" else tensor.detach().cpu()
     return nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
 
@@ -287,11 +291,11 @@ def shape_copy(model: nn.Module) -> nn.Module:
     (device(type='meta'), torch.Size([3, 2]))
     """
     _refuse_uncopyable(model)
-    copied = _deep_copy(model, {id(t): _shape_of(t) for t in tensors_of(model)}, _shape_of)
+    copied = _deep_copy(model, {id(t): _copy_shape(t) for t in iter_tensors(model)}, _copy_shape)
     return computing_in(copied, FloatTypeMode(own_float_type(model), torch.float64))
 
 
-def tensors_of(model: nn.Module) -> Iterator[Tensor]:
+def iter_tensors(model: nn.Module) -> Iterator[Tensor]:
     """Yield a model's parameters and buffers."""
     yield from model.parameters()
     yield from model.buffers()
@@ -300,7 +304,7 @@ def tensors_of(model: nn.Module) -> Iterator[Tensor]:
 def _refuse_uncopyable(model: nn.Module) -> None:
     refuse_unobservable(model)
     # Conversion to a real dtype would drop imaginary parts.
-    if any(t.is_complex() for t in tensors_of(model)):
+    if any(t.is_complex() for t in iter_tensors(model)):
         raise Unobservable("the model has complex numbers, expected real ones")
     quantized = next((name for name, m in model.named_modules() if _is_quantized(m)), None)
     if quantized is not None:
@@ -314,16 +318,16 @@ def _refuse_uncopyable(model: nn.Module) -> None:
 def _is_quantized(module: nn.Module) -> bool:
     """Return True for a module of PyTorch with quantised weights or activations."""
     is_quantizing = type(module).__module__.startswith("torch.ao.nn.quantized")
-    return is_quantizing or any(t.is_quantized for t in tensors_of(module))
+    return is_quantizing or any(t.is_quantized for t in iter_tensors(module))
 
 
 def _deep_copy(
     model: nn.Module, replaced: dict[int, Any], copy_tensor: Callable[[Tensor], Tensor]
 ) -> nn.Module:
-    """Copy a model in eval mode; `replaced` maps the ids of tensors to existing copies.
+    """Copy a model in eval mode.
 
-    Attributes that can't be copied, such as locks and read-only mappings, are shared with the copy
-    if they hold no tensors.
+    `replaced` maps the ids of tensors to existing copies. Attributes that can't be copied, such as
+    locks and read-only mappings, are shared with the copy if they hold no tensors.
     """
     with _TensorCopies(copy_tensor):
         try:
@@ -371,7 +375,7 @@ class _Closures:
         self._memo = memo
         # Originals are kept with their copies, so that no other object gets their id.
         self._copies: dict[int, tuple[Any, Any]] = {}
-        for parts in (nn.Module.modules, tensors_of):
+        for parts in (nn.Module.modules, iter_tensors):
             originals: list[Any] = list(parts(model))
             twins: list[Any] = list(parts(copied))
             if len(originals) == len(twins):
@@ -477,7 +481,7 @@ class _TensorCopies(TorchFunctionMode):
         return memo[id(tensor)]
 
 
-def _shape_of(tensor: Tensor) -> Tensor:
+def _copy_shape(tensor: Tensor) -> Tensor:
     """Return an empty copy of a tensor on the ``meta`` device, float64 if it is floating-point."""
     dtype = torch.float64 if tensor.is_floating_point() else tensor.dtype
     empty = torch.empty_like(tensor, dtype=dtype, device="meta", requires_grad=False)

@@ -45,7 +45,8 @@ with the setting model.output=NAME, or compute one with model.output=FILE.py:FUN
             kind = str(output.dtype).removeprefix("torch.")
             raise Undefined(f"the model returns {kind}, expected real numbers")
         return output
-    kind, names = type(output).__name__, list(output_parts(output))
+    kind = type(output).__name__
+    names = list(output_parts(output))
     inside = f" of {', '.join(names[:6])}" if names else ""
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
     raise Undefined(

@@ -38,7 +38,10 @@ class _Snapshot:
         self.registered = _registered_names(module)
 
     def restore(self) -> list[tuple[Tensor, Tensor]]:
-        """Restore the module; return pairs of a tensor and the values to copy back into it."""
+        """Restore the module.
+
+        Return pairs of a tensor and the values to copy back into it.
+        """
         module = self.module
         # A module that creates its layers during its first pass has changed permanently.
         if _registered_names(module) == self.registered:
@@ -204,7 +207,10 @@ _CONTAINERS = (OrderedDict, dict, list, set, deque)
 
 
 def _attributes(module: nn.Module, *, whole: bool = False) -> dict[str, tuple[Any, Any]]:
-    """Return a module's attributes; with `whole`, also its tables and the items of containers."""
+    """Return a module's attributes.
+
+    With `whole`, include its tables and the items of containers.
+    """
     return {
         name: (value, _items(value) if whole else None)
         for name, value in vars(module).items()
@@ -222,7 +228,10 @@ def _container_type(value: Any) -> Any:
 
 
 def _items(value: Any) -> list[Any] | None:
-    """Return a container's items in order, pairs for a mapping; None for any other value."""
+    """Return a container's items in order, or None for any other value.
+
+    The items of a mapping are pairs.
+    """
     kind = _container_type(value)
     if kind is None:
         return None

@@ -115,7 +115,10 @@ class HandwrittenCall:
         self._affine_calls = 0
 
     def before(self, operation: Operation, sampled: Sequence[Tensor]) -> bool:
-        """Check an operation before it runs; return True if it computes with data."""
+        """Check an operation before it runs.
+
+        Return True if it computes with data.
+        """
         if not sampled or operation.takes == "metadata":
             return False
         # Data from elsewhere, such as an attribute, would be a second input.
@@ -307,7 +310,10 @@ class SiteNames(ModuleStack):
 
     @property
     def path(self) -> str:
-        """Dotted name of the running module; empty for the model itself or if none is running."""
+        """Dotted name of the running module.
+
+        It is empty for the model itself or if none is running.
+        """
         return self._paths.get(self.running, "") if self.running is not None else ""
 
     @property
@@ -322,7 +328,8 @@ class SiteNames(ModuleStack):
 
     def name(self, kind: str) -> SiteName:
         """Name a call in the running module, and count it."""
-        path, module = self.path, self.running
+        path = self.path
+        module = self.running
         names_calls = type(module) in self._named or isinstance(module, _POOLING)
         base = path if path and names_calls else f"{path}/{kind}" if path else kind
         # A call in PyTorch's own modules stands in no file of the user's.
@@ -343,8 +350,8 @@ class SiteNames(ModuleStack):
         self._counts[base] += 1
         return text
 
-    def kind_of(self, call: FunctionCall) -> str | None:
-        """Return the kind of an activation call; None for any other call."""
+    def classify_call(self, call: FunctionCall) -> str | None:
+        """Return the kind of an activation call, or None for any other call."""
         kind = call.operation.kind
         if not kind or not isinstance(source := call.input, Tensor):
             return None
@@ -355,7 +362,8 @@ class SiteNames(ModuleStack):
         return kind if kind != "sin" or self.layouts.is_sampled(source) else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        call, handwritten = FunctionCall(func, args, kwargs), self.handwritten
+        call = FunctionCall(func, args, kwargs)
+        handwritten = self.handwritten
         self.current_id = self.number_activation(call)
         if handwritten is None or not handwritten.possible:
             return self.called(call)
@@ -371,7 +379,7 @@ class SiteNames(ModuleStack):
 
     def called(self, call: FunctionCall) -> Any:
         """Call a PyTorch function, with `current` set to its name."""
-        kind = self.kind_of(call)
+        kind = self.classify_call(call)
         before = self.current
         self.current = self.name(kind) if kind and kind != "softmax" else None
         try:
@@ -382,12 +390,18 @@ class SiteNames(ModuleStack):
         return output
 
     def call(self, call: FunctionCall) -> Any:
-        """Call a PyTorch function; subclasses override this method."""
+        """Call a PyTorch function.
+
+        Subclasses override this method.
+        """
         return call.run()
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Names that `current` may end up with; empty if there is no current name."""
+        """Names that `current` may end up with.
+
+        There are none if there is no current name.
+        """
         if self.current is None:
             return ()
         if self.handwritten is None:
@@ -408,7 +422,10 @@ class SiteNames(ModuleStack):
     def handwritten_ends(
         self, handwritten: HandwrittenCall, output: Any, name: SiteName | None
     ) -> None:
-        """Handle the end of a possible handwritten activation; `name` is None if it is not one."""
+        """Handle the end of a possible handwritten activation.
+
+        `name` is None if it is not one.
+        """
 
     def around(self, call: ModuleCall) -> Any:
         """Run a module call, which may be a handwritten activation."""

@@ -100,7 +100,8 @@ def _requested(tf32: bool) -> Iterator[None]:
         settings = (_NewSettings if _HAS_PRECISIONS else _OldSettings)()
     flags = cudnn.deterministic, cudnn.benchmark
     if tf32 != outer:
-        cudnn.deterministic, cudnn.benchmark = True, False
+        cudnn.deterministic = True
+        cudnn.benchmark = False
         settings.set(tf32)
     _REQUESTS.append((tf32, settings))
     try:
@@ -118,7 +119,8 @@ class _OldSettings:
     """PyTorch's settings before version 2.9."""
 
     def __init__(self) -> None:
-        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        matmul = torch.backends.cuda.matmul
+        cudnn = torch.backends.cudnn
         self._before = torch.get_float32_matmul_precision(), matmul.allow_tf32, cudnn.allow_tf32
 
     def set(self, tf32: bool) -> None:
@@ -191,7 +193,10 @@ def _set_precisions(explicit: Mapping[tuple[str, str], str]) -> None:
 
 
 def _explicit_precisions() -> dict[tuple[str, str], str]:
-    """Return the setting for each operation and backend; ``none`` if it is inherited."""
+    """Return the setting for each operation and backend.
+
+    It is ``none`` if inherited.
+    """
     explicit = {("generic", "all"): _precision("generic", "all")}
     try:
         # Read each setting while there is nothing to inherit.
@@ -275,7 +280,10 @@ def autocast_now() -> Callable[[], AbstractContextManager[None]]:
 
 @contextmanager
 def _autocast(dtypes: Mapping[str, torch.dtype | None]) -> Iterator[None]:
-    """Set autocast's dtype for each device type; None disables autocast."""
+    """Set autocast's dtype for each device type.
+
+    None disables autocast.
+    """
     with ExitStack() as stack:
         for kind, dtype in dtypes.items():
             if dtype is not None or torch.is_autocast_enabled(kind):

@@ -408,7 +408,7 @@ def _working_directory() -> str | None:
 
 
 def _default_device() -> torch.device | None:
-    """Return the device set by `torch.set_default_device`; None if it was never called."""
+    """Return the device set by `torch.set_default_device`, if any."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device
 

@@ -160,7 +160,10 @@ _BLAS_LIMIT = threading.Lock()
 
 @cache
 def _blas_libraries() -> ThreadpoolController:
-    """Find the BLAS libraries of NumPy and SciPy; the search takes milliseconds."""
+    """Find the BLAS libraries of NumPy and SciPy.
+
+    The search takes milliseconds.
+    """
     # Only loaded libraries can be found.
     importlib.import_module("scipy.linalg")
     controller = ThreadpoolController()
@@ -215,7 +218,10 @@ class BackgroundWorkers(Generic[Item]):
         lane: Callable[[Item], Hashable] = lambda item: None,
         threads: int = 1,
     ) -> None:
-        self._work, self._size, self._limit, self._lane = work, size, limit, lane
+        self._work = work
+        self._size = size
+        self._limit = limit
+        self._lane = lane
         self._executors = [
             ThreadPoolExecutor(1, "measures", torch.set_num_threads, (1,))
             for _ in range(max(1, threads))

@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .function_calls import storage_of
+from .function_calls import get_storage_ref
 
 Content = TypeVar("Content")
 
 
-def memory_of(tensor: Tensor) -> Hashable:
+def get_memory_key(tensor: Tensor) -> Hashable:
     """Return a key for a tensor's storage, or for the tensor if it has none."""
-    return storage_of(tensor) or -id(tensor)
+    return get_storage_ref(tensor) or -id(tensor)
 
 
 class WriteLog(Generic[Content]):
@@ -54,11 +54,11 @@ class WriteLog(Generic[Content]):
             for memory, writes in self._writes.items()
             if not (isinstance(memory, StorageWeakRef) and memory.expired())  # type: ignore[no-untyped-call]
         }
-        self._writes.setdefault(memory_of(tensor), []).append((self._time, content))
+        self._writes.setdefault(get_memory_key(tensor), []).append((self._time, content))
 
     def has_writes(self, tensor: Tensor) -> bool:
         """Return True if anything was written into a tensor's memory."""
-        return bool(self._writes) and memory_of(tensor) in self._writes
+        return bool(self._writes) and get_memory_key(tensor) in self._writes
 
     def is_outdated(self, tensor: Tensor) -> bool:
         """Return True if a tensor's memory was written to since it was bound."""
@@ -66,6 +66,6 @@ class WriteLog(Generic[Content]):
 
     def pending(self, tensor: Tensor) -> Iterator[tuple[int, Content]]:
         """Yield the time and content of each write since a tensor was bound, in order."""
-        for time, content in self._writes.get(memory_of(tensor), ()) if self._writes else ():
+        for time, content in self._writes.get(get_memory_key(tensor), ()) if self._writes else ():
             if time > self._bound_at.get(tensor, 0):
                 yield time, content

@@ -91,7 +91,7 @@ def as_measure(candidate: object, name: str | None = None) -> type[Measure]:
     Traceback (most recent call last):
     nlbench.errors.PluginError: measure 'cosine' is a plain function; put @nlbench.site_measure...
     """
-    measure = _measure_of(candidate, name)
+    measure = _adapt_measure(candidate, name)
     label = f"measure '{name or measure.name}'"
     if name is not None and measure.name != name:
         raise PluginError(
@@ -104,7 +104,7 @@ def as_measure(candidate: object, name: str | None = None) -> type[Measure]:
     return measure
 
 
-def _measure_of(candidate: object, name: str | None) -> type[Measure]:
+def _adapt_measure(candidate: object, name: str | None) -> type[Measure]:
     own_name = getattr(candidate, "name", "") or getattr(candidate, "__name__", "")
     label = f"measure '{name or own_name or _text(candidate)}'"
     if isinstance(candidate, type) and issubclass(candidate, Measure):
@@ -113,7 +113,7 @@ def _measure_of(candidate: object, name: str | None) -> type[Measure]:
         kind = type(candidate).__name__
         raise PluginError(f"{label} is an instance of {kind}; pass the class {kind}")
     if _is_metric(candidate):
-        return _of_metric(candidate, name, label)
+        return _adapt_metric(candidate, name, label)
     if inspect.isfunction(candidate):
         try:
             inspect.signature(candidate).bind()
@@ -123,7 +123,7 @@ def _measure_of(candidate: object, name: str | None) -> type[Measure]:
             ) from None
         returned = _call(candidate, label)
         if _is_metric(returned):
-            return _of_metric(returned, name, label)
+            return _adapt_metric(returned, name, label)
         raise PluginError(
             f"{label} is a function without parameters that returns {_text(returned)}, "
             "expected a torchmetrics.Metric"
@@ -146,7 +146,7 @@ def _is_metric(value: object) -> bool:
     return isinstance(value, metric) or (isinstance(value, type) and issubclass(value, metric))
 
 
-def _of_metric(metric: Any, name: str | None, label: str) -> type[Measure]:
+def _adapt_metric(metric: Any, name: str | None, label: str) -> type[Measure]:
     return metric_measure(_call(metric, label) if isinstance(metric, type) else metric, name)
 
 

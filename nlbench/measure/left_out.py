@@ -100,7 +100,7 @@ class LeftOutAccumulators(LeftOut):
         for group, accumulator in enumerate(self._accumulators):
             rows = ((groups == group) if merges else (groups != group)).nonzero()[:, 0]
             if len(rows):
-                self._measure.take(accumulator, observation.with_rows(rows))
+                self._measure.take(accumulator, observation.select_rows(rows))
         size = sum(accumulator.moment_bytes for accumulator in self._accumulators)
         check_group_memory(size, self._measure.memory)
 
@@ -131,7 +131,7 @@ class SiteReplicates:
 
     def add(self, observation: SiteBatch, first: int) -> None:
         """Add one batch, given the number of samples before it."""
-        numbered = _with_sources(observation, first)
+        numbered = _number_sources(observation, first)
         if numbered is None:
             self._is_defined = False
         elif self._is_defined:
@@ -178,7 +178,7 @@ class SiteReplicates:
         return preserve_rng_state(torch.device("cpu"))
 
 
-def _with_sources(observation: SiteBatch, first: int) -> SiteBatch | None:
+def _number_sources(observation: SiteBatch, first: int) -> SiteBatch | None:
     """Return a batch with its samples numbered, in order by default, or None if unknown."""
     if observation.sources is not None:
         return observation
@@ -187,8 +187,8 @@ def _with_sources(observation: SiteBatch, first: int) -> SiteBatch | None:
     from nlbench.introspection.distinct_rows import RowNumbers
 
     rows = len(observation.x)
-    if observation.owners is not None:
-        index = observation.owners.cpu() + first
+    if observation.sample_index is not None:
+        index = observation.sample_index.cpu() + first
     elif observation.samples in (0, rows):
         index = torch.arange(first, first + rows)
     else:

@@ -26,7 +26,10 @@ ROW_LIMIT = 1024
 
 
 class Accumulator(ABC):
-    """State of one site, updated batch by batch; see `PooledMeasure`."""
+    """State of one site, updated batch by batch.
+
+    See `PooledMeasure`.
+    """
 
     @abstractmethod
     def add(self, x: Tensor, y: Tensor) -> None:
@@ -49,7 +52,7 @@ class Accumulator(ABC):
         """
 
     def remark(self) -> str:
-        """Return a remark on the value; empty by default."""
+        """Return a remark on the value, empty by default."""
         return ""
 
     def merged(self, other: Any) -> Accumulator:
@@ -154,7 +157,7 @@ class PooledMeasure(Measure):
     def _add(self, site: _SiteState, observation: SiteBatch) -> None:
         first = site.count
         site.count += observation.count
-        if observation.owners is not None:
+        if observation.sample_index is not None:
             site.rows = (site.rows or 0) + len(observation.x)
         if site.missing is not None:
             return
@@ -190,10 +193,10 @@ class PooledMeasure(Measure):
 
 
 class FunctionMeasure(PooledMeasure):
-    """A site measure defined by a function of ``(x, y)``; see `site_measure`.
+    """A site measure defined by a function of ``(x, y)``.
 
     The function is called for each batch of each site. The value of a site is the mean over
-    batches; ``std`` is their standard deviation.
+    batches; ``std`` is their standard deviation. See `site_measure`.
     """
 
     function: ClassVar[Callable[..., float | Tensor]]
@@ -208,7 +211,10 @@ class FunctionMeasure(PooledMeasure):
         return ROW_LIMIT
 
     def take(self, accumulator: _Scores, observation: SiteBatch) -> None:
-        """Score one batch at one site; skip it if its score is undefined."""
+        """Score one batch at one site.
+
+        Skip it if its score is undefined.
+        """
         try:
             super().take(accumulator, observation)
         except Undefined as error:
@@ -253,7 +259,8 @@ class _Scores(Accumulator):
         scores = self.scores
         if not scores:
             raise Undefined(self.undefined)
-        mean, std = statistics.fmean(scores), statistics.pstdev(scores)
+        mean = statistics.fmean(scores)
+        std = statistics.pstdev(scores)
         return {"value": mean, "std": std, "batches": float(len(scores))}
 
     def remark(self) -> str:

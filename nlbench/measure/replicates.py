@@ -165,7 +165,7 @@ def student_quantile(probability: float, degrees: float) -> float:
     return float(stdtrit(float(degrees), float(probability)))
 
 
-def without_each_group(
+def leave_groups_out(
     groups: NDArray[np.integer[Any]], function: Callable[[NDArray[np.bool_]], float]
 ) -> tuple[float, ...]:
     """Compute a function of the samples without each group that occurs.
@@ -176,7 +176,7 @@ def without_each_group(
     Examples
     --------
     >>> samples = np.array([1.0, 2.0, 6.0])
-    >>> without_each_group(np.arange(3), lambda kept: samples[kept].mean())
+    >>> leave_groups_out(np.arange(3), lambda kept: samples[kept].mean())
     (4.0, 3.5, 1.5)
     """
     present = np.unique(groups).tolist()

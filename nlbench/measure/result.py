@@ -20,7 +20,7 @@ from .replicates import combine, standard_error
 
 Status = Literal["ok", "undefined", "skipped", "failed"]
 
-MIN_DEFINED_SHARE = 0.5
+MIN_DEFINED_FRACTION = 0.5
 """Minimum fraction of places with a value for a result to have a summary."""
 
 Parts = Mapping[str, Sequence[float] | Mapping[str, float]]
@@ -207,7 +207,7 @@ class Result:
         return sum(value.status == "ok" for value in self.values), len(self.values)
 
     def _repr_html_(self) -> str:
-        html: str = load_reports().html_of(self)
+        html: str = load_reports().render_html(self)
         return html
 
     @classmethod
@@ -229,8 +229,8 @@ class Result:
         """Create a result with a summary from the values at all places.
 
         Undefined places are listed but not summarized; the reason states how many places the
-        summary covers ("mean of 3 of 4 places"). If less than the fraction `MIN_DEFINED_SHARE` of
-        places has a value, the result is undefined. If any place has failed, the result is failed,
+        summary covers ("mean of 3 of 4 places"). If less than `MIN_DEFINED_FRACTION` of the places
+        have a value, the result is undefined. If any place has failed, the result is failed,
         since a mean over the others would be a different quantity.
 
         Parameters
@@ -263,7 +263,7 @@ class Result:
             return cls.missing("undefined", reasons or "no place to measure", entries, n)
         missing = len(entries) - len(scores)
         covered = f"{len(scores)} of {len(entries)} places"
-        if len(scores) < MIN_DEFINED_SHARE * len(entries):
+        if len(scores) < MIN_DEFINED_FRACTION * len(entries):
             reason = f"{covered}: {reasons}" if reasons else covered
             return cls.missing("undefined", reason, entries, n)
         reason = f"mean of {covered} ({missing} undefined)" if missing else ""

@@ -1,4 +1,7 @@
-"""Site measures from ``torchmetrics.Metric`` objects; torchmetrics itself is optional."""
+"""Site measures from ``torchmetrics.Metric`` objects.
+
+torchmetrics is an optional dependency.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class MetricMeasure(PooledMeasure):
-    """A site measure that passes a site's input and output to a metric; see `metric_measure`."""
+    """A site measure that passes a site's input and output to a metric.
+
+    See `metric_measure`.
+    """
 
     metric: ClassVar[Any]
 

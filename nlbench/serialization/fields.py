@@ -14,7 +14,8 @@ from nlbench.errors import shorten
 T = TypeVar("T")
 Reader = Callable[[Any, str], Any]
 
-_EXTRA, _SHARED = "extra", "shared"
+_EXTRA = "extra"
+_SHARED = "shared"
 _MAX_SHARED = 256  # Distinct values per field.
 
 SHARED: Mapping[str, bool] = {_SHARED: True}
@@ -107,7 +108,8 @@ def _check_type(value: Any, plain: Any, where: str) -> Any:
 @lru_cache(maxsize=256)
 def _reader(annotation: Any) -> Reader:
     """Return the function that reads a value of an annotated type."""
-    origin, inner = get_origin(annotation) or annotation, get_args(annotation)
+    origin = get_origin(annotation) or annotation
+    inner = get_args(annotation)
     if origin in (Any, object):
         return lambda value, where: value
     if origin in (Union, types.UnionType):
@@ -183,7 +185,8 @@ def _read_tuple(readers: Sequence[Reader], value: Any, where: str) -> Any:
 
 def _object_reader(kind: Any) -> Reader:
     """Return the function that reads a dataclass or a typed dictionary."""
-    hints, is_open = get_type_hints(kind), is_typeddict(kind)
+    hints = get_type_hints(kind)
+    is_open = is_typeddict(kind)
     entries = () if is_open else fields(kind)
     extra = next((entry.name for entry in entries if _EXTRA in entry.metadata), "")
     read_extra = _reader(hints.pop(extra, Any))

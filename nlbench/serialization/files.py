@@ -138,7 +138,7 @@ def _check_structure(text: str) -> None:
         if number > _FREE_VALUES + len(text) // characters:
             raise ValueError(f"{number} values in {len(text)} characters")
     # Text with few brackets isn't nested deeply, so most records don't need the search.
-    if brackets > MAX_JSON_DEPTH and _depth_of(text) > MAX_JSON_DEPTH:
+    if brackets > MAX_JSON_DEPTH and _measure_depth(text) > MAX_JSON_DEPTH:
         raise ValueError(f"nested more than {MAX_JSON_DEPTH} levels deep")
 
 
@@ -149,12 +149,12 @@ _STRING = re.compile(r'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)
 _NO_BRACKETS = re.compile(r"[^][{}]+")
 
 
-def _depth_of(text: str) -> int:
+def _measure_depth(text: str) -> int:
     """Return the nesting depth of JSON, without parsing it.
 
     Examples
     --------
-    >>> _depth_of('[{"a": "[[["}, []]')
+    >>> _measure_depth('[{"a": "[[["}, []]')
     2
     """
     brackets = _NO_BRACKETS.sub("", _STRING.sub("", text))
@@ -196,7 +196,10 @@ def make_folder(path: Path) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove unfinished files from killed processes; no other process may be writing."""
+    """Remove unfinished files from killed processes.
+
+    No other process may be writing.
+    """
     for entry in list(folder.iterdir()):
         if is_part(entry):
             with contextlib.suppress(OSError):
@@ -266,16 +269,16 @@ def add_checksum(text: str) -> str:
     nlbench.errors.RequestError: x.json is damaged: its content does not match its checksum
     """
     body = text.removesuffix("\n}\n")
-    return f'{body},\n "{_CHECKSUM}": "{_checksum_of(body)}"\n}}\n'
+    return f'{body},\n "{_CHECKSUM}": "{_compute_checksum(body)}"\n}}\n'
 
 
 def check_checksum(content: Mapping[str, Any], text: str, origin: str) -> dict[str, Any]:
     """Verify the checksum of a text, if it has one, and return the content without it."""
     body = text.rpartition(f',\n "{_CHECKSUM}": ')[0]
-    if content.get(_CHECKSUM, _checksum_of(body)) != _checksum_of(body):
+    if content.get(_CHECKSUM, _compute_checksum(body)) != _compute_checksum(body):
         raise RequestError(f"{origin} is damaged: its content does not match its checksum")
     return {name: value for name, value in content.items() if name != _CHECKSUM}
 
 
-def _checksum_of(body: str) -> str:
+def _compute_checksum(body: str) -> str:
     return hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()[:32]

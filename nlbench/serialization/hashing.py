@@ -122,7 +122,7 @@ def _update_with_state(digest: Any, name: str, value: Any) -> None:
         if isinstance(item, torch.Tensor):
             try:
                 parts = _dense_parts(item)
-                content = [(part.dtype, tuple(part.shape), _bytes_of(part)) for part in parts]
+                content = [(part.dtype, tuple(part.shape), _view_bytes(part)) for part in parts]
             except (RuntimeError, NotImplementedError, TypeError):
                 content = [(item.dtype, tuple(item.shape), os.urandom(16))]
         elif isinstance(item, _PLAIN) or type(item).__module__ == "torch":
@@ -181,7 +181,7 @@ def tensor_hash(tensor: Tensor) -> str:
     False
     """
     digest = _new_digest(tuple(tensor.shape), tensor)
-    digest.update(_bytes_of(tensor))
+    digest.update(_view_bytes(tensor))
     return str(digest.hexdigest())
 
 
@@ -209,10 +209,10 @@ class SampleHash:
         """Add a batch (n, ...)."""
         if self._digest is None:
             self._digest = _new_digest((self._samples, *batch.shape[1:]), batch)
-        self._digest.update(_bytes_of(batch))
+        self._digest.update(_view_bytes(batch))
 
     def hexdigest(self) -> str:
-        """Return the hash of all batches; empty if there was none."""
+        """Return the hash of all batches, or "" if there was none."""
         return "" if self._digest is None else str(self._digest.hexdigest())
 
 
@@ -220,7 +220,7 @@ def _new_digest(shape: tuple[int | str, ...], tensor: Tensor) -> Any:
     return hashlib.sha256(f"{shape} {tensor.dtype}".encode())
 
 
-def _bytes_of(tensor: Tensor) -> Any:
+def _view_bytes(tensor: Tensor) -> Any:
     import torch
 
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()

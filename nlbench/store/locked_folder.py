@@ -21,9 +21,9 @@ from nlbench.serialization.files import (
 
 
 class LockedFolder:
-    """A folder with a manifest, writable by one process at a time; it need not exist.
+    """A folder with a manifest, writable by one process at a time.
 
-    The lock is held on the folder itself, or on its subfolder `locked`.
+    It need not exist. The lock is held on the folder itself, or on its subfolder `locked`.
 
     Examples
     --------
@@ -54,7 +54,10 @@ class LockedFolder:
             self._handle = None
 
     def remove_parts(self) -> None:
-        """Remove partial files left by killed processes; requires the lock."""
+        """Remove partial files left by killed processes.
+
+        The folder must be locked.
+        """
         for folder in unique((self.path, self._locked_folder)):
             remove_parts(folder)
 
@@ -68,7 +71,10 @@ class LockedFolder:
         self.write(self.manifest_file, dump_versioned(content, finite=False))
 
     def write(self, file: Path, text: str) -> None:
-        """Write a file atomically; raise if the locked folder has been replaced."""
+        """Write a file atomically.
+
+        Raise if the locked folder has been replaced.
+        """
         folder = self._locked_folder
         if self._handle is not None:
             try:
@@ -81,7 +87,10 @@ class LockedFolder:
 
 
 def _open_locked(folder: Path, path: Path) -> int | None:
-    """Open and lock a folder, and return its file descriptor; None on systems without locks."""
+    """Open and lock a folder, and return its file descriptor.
+
+    Return None on systems without locks.
+    """
     try:
         import fcntl
     except ImportError:  # Windows has no fcntl; atomic writes still protect single files.

@@ -94,7 +94,7 @@ class Manifest(Mapping[str, Any]):
                 f"{origin} is not a run's manifest ({one_line(error, 300)})"
             ) from error
 
-    def of_records(self, records: Sequence[Record]) -> Manifest:
+    def describe_records(self, records: Sequence[Record]) -> Manifest:
         """Return a copy with the records' subjects, measures, probes, environments and counts."""
         environments = _distinct(record.machine.environment for record in records)
         statuses = [record.result.status for record in records]
@@ -129,7 +129,10 @@ def make_manifest(
     command: str = "",
     created: str | None = None,
 ) -> Manifest:
-    """Create a manifest without records; see `Manifest.of_records`."""
+    """Create a manifest without records.
+
+    See `Manifest.describe_records`.
+    """
     return Manifest(
         nlbench=machine.environment["packages"]["nlbench"] or "",
         created=created or now(),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nlbench.citation import Source
-from nlbench.errors import RequestError, one_line, without_controls
+from nlbench.errors import RequestError, one_line, strip_controls
 from nlbench.measure import Measure, Result
 from nlbench.options import OptionValue
 from nlbench.probes import ProbeFacts
@@ -118,7 +118,7 @@ class Record:
 
     def __post_init__(self) -> None:
         # A traceback may contain lone surrogates, which can't be encoded.
-        object.__setattr__(self, "traceback", without_controls(self.traceback))
+        object.__setattr__(self, "traceback", strip_controls(self.traceback))
 
     @property
     def is_done(self) -> bool:
@@ -218,7 +218,7 @@ def changed_keys(recorded: Mapping[K, object], current: Mapping[K, object]) -> l
     return [key for key, value in recorded.items() if key in current and current[key] != value]
 
 
-def decisions_of(cell: Record | Cell) -> dict[tuple[object, ...], object]:
+def read_decisions(cell: Record | Cell) -> dict[tuple[object, ...], object]:
     """Return the decisions that determine the values of a cell, planned or recorded."""
     measure = cell.measure
     probe = cell.probe

@@ -15,7 +15,7 @@ from nlbench.parsers import unique
 from nlbench.reporting import load_reports
 
 from .manifest import Manifest, now
-from .record import Record, changed_keys, decisions_of, difference_text
+from .record import Record, changed_keys, difference_text, read_decisions
 from .run_folder import RunFolder, tidy_table
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Run:
         return tidy_table(self.records)
 
     def __getitem__(self, measure: str) -> Result:
-        """Return a measure's result; the run must have a single subject."""
+        """Return a measure's result in a run with a single subject."""
         results = [r.result for r in self.records if r.measure.name == measure]
         if len(results) != 1:
             names = sorted({r.measure.name for r in self.records})
@@ -137,7 +137,9 @@ class Run:
         full: bool = False,
         reference: bool = False,
     ) -> pd.DataFrame:
-        """Rank the subjects, with intervals; checkpoints of a training run are ordered by step.
+        """Rank the subjects, with intervals.
+
+        Checkpoints of a training run are ordered by step.
 
         Parameters
         ----------
@@ -159,19 +161,19 @@ class Run:
             One row per subject; the columns are ``(measure, field)``, where ``field`` is
             ``value``, ``error``, ``low``, ``high`` or ``rank``.
         """
-        board: pd.DataFrame = load_reports().leaderboard_of(
+        board: pd.DataFrame = load_reports().rank_subjects(
             self, measures, seeds=seeds, full=full, reference=reference
         )
         return board
 
     def agreement(self) -> pd.DataFrame:
         """Correlate each pair of measures across networks, and across sites within networks."""
-        table: pd.DataFrame = load_reports().agreement_of(self)
+        table: pd.DataFrame = load_reports().correlate_pairs(self)
         return table
 
     def signature(self, subject: str | None = None, measure: str | None = None) -> Signature:
         """Return a measure's signature for the subject with the given label."""
-        signature: Signature = load_reports().signature_of(self, subject, measure)
+        signature: Signature = load_reports().make_signature(self, subject, measure)
         return signature
 
     def figure(
@@ -227,12 +229,12 @@ class Run:
 
     def fingerprint(self, measure: str | None = None, ax: Axes | None = None) -> Figure:
         """Plot each network as a strip along its depth, coloured by score."""
-        figure: Figure = load_reports().fingerprint_of(self, measure, ax)
+        figure: Figure = load_reports().plot_fingerprint(self, measure, ax)
         return figure
 
     def plot(self, measure: str, ax: Axes | None = None) -> Figure:
         """Plot a measure's value at each place, with one series per subject."""
-        figure: Figure = load_reports().plot_of(self, measure, ax)
+        figure: Figure = load_reports().plot_places(self, measure, ax)
         return figure
 
     def similarity(
@@ -306,7 +308,7 @@ class Run:
         return file
 
     def _repr_html_(self) -> str:
-        html: str = load_reports().html_of(self)
+        html: str = load_reports().render_html(self)
         return html
 
 
@@ -374,7 +376,8 @@ def merge_runs(runs: Sequence[str | Path], out: str | Path) -> Run:
         for record in run.records:
             other = records.get(record.key)
             if other is None or (record.is_done and not other.is_done):
-                records[record.key], origins[record.key] = record, run
+                records[record.key] = record
+                origins[record.key] = run
             elif record.is_done and record.result != other.result:
                 model, weights, data, seed, measure = record.identity
                 raise RequestError(
@@ -393,7 +396,7 @@ def merge_runs(runs: Sequence[str | Path], out: str | Path) -> Run:
         seconds=round(sum(manifest.seconds for manifest in manifests), 3),
         unfinished=False,
     )
-    merged = Run(manifest.of_records(selected), selected)
+    merged = Run(manifest.describe_records(selected), selected)
     merged.save(out)
     return merged
 
@@ -403,7 +406,7 @@ def _check_consistent(records: Sequence[Record], origins: dict[str, Run]) -> Non
     first_runs: dict[tuple[object, ...], Run] = {}
     for record in records:
         run = origins[record.key]
-        record_decisions = decisions_of(record)
+        record_decisions = read_decisions(record)
         for key in changed_keys(record_decisions, decisions):
             raise RequestError(
                 f"{first_runs[key].path} and {run.path} can't be merged: "

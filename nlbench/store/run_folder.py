@@ -33,9 +33,9 @@ from .record import (
     Record,
     changed_keys,
     changed_sources,
-    decisions_of,
     difference_text,
     is_plain_name,
+    read_decisions,
 )
 
 if TYPE_CHECKING:
@@ -74,7 +74,10 @@ class RunFolder(LockedFolder):
         return self.cells / f"{key}.json"
 
     def holds_a_run(self) -> bool:
-        """Return True for a run, False for an unused folder; raise for anything else."""
+        """Return True for a run and False for an unused folder.
+
+        Raise for anything else.
+        """
         if self._is_free():
             return False
         if self.manifest_file.is_file():
@@ -116,7 +119,7 @@ class RunFolder(LockedFolder):
         return record
 
     def find_record(self, key: str) -> Record | None:
-        """Read a cell's record; return None if there is none."""
+        """Read a cell's record, or return None if there is none."""
         file = self.record_file(key)
         return self._read_record(file) if file.is_file() else None
 
@@ -168,7 +171,7 @@ class RunFolder(LockedFolder):
         for record in records:
             if not record.is_done or changed_sources(record, decisions):
                 continue
-            for key in changed_keys(decisions_of(record), decisions):
+            for key in changed_keys(read_decisions(record), decisions):
                 raise RequestError(
                     f"{self.path} already contains {difference_text(record, key)}; "
                     "choose another --out"
@@ -221,7 +224,8 @@ class RunFolder(LockedFolder):
         self._write_seconds = self._written - start
 
     def _arrange(self, *, unfinished: bool) -> None:
-        positions, last = self._positions, len(self._positions)
+        positions = self._positions
+        last = len(self._positions)
         arranged = sorted(
             self.records.values(), key=lambda r: (positions.get(r.key, last), r.identity)
         )
@@ -232,10 +236,13 @@ class RunFolder(LockedFolder):
             unfinished=unfinished,
             seconds=round(self._earlier.seconds + seconds, 3),
             calls=(*self._earlier.calls, replace(self._call, seconds=seconds)),
-        ).of_records(arranged)
+        ).describe_records(arranged)
 
     def save(self, manifest: Manifest, records: Collection[Record], *, is_own: bool) -> None:
-        """Write a whole run; `is_own` if it is already in this folder. See `nlbench.Run.save`."""
+        """Write a whole run.
+
+        `is_own` is True if it is already in this folder. See `nlbench.Run.save`.
+        """
         self._check_free(is_own)
         with self.locked():
             # Another process may have saved its run before this one acquired the lock.
@@ -273,7 +280,10 @@ class RunFolder(LockedFolder):
             return False
 
     def remove(self) -> None:
-        """Remove the folder of a run without cells; keep it if it contains anything else."""
+        """Remove the folder of a run without cells.
+
+        Keep it if it contains anything else.
+        """
         with contextlib.suppress(OSError):
             # Called first, since it fails if there is a cell.
             self.cells.rmdir()

@@ -28,10 +28,10 @@ BuildFunction = TypeVar("BuildFunction", bound=Callable[..., Any])
 
 
 class Data(Protocol):
-    """The interface of a dataset; `Dataset` implements it for images and vectors.
+    """The interface of a dataset.
 
-    ``shape`` is the shape of one input, ``classes`` is the number of logits, and
-    ``preprocessing`` describes all processing applied to the data.
+    `Dataset` implements it for images and vectors. ``shape`` is the shape of one input, ``classes``
+    is the number of logits, and ``preprocessing`` describes all processing applied to the data.
     """
 
     @property
@@ -49,7 +49,10 @@ class Data(Protocol):
         """Convert images, as in `Sample.images`, to network inputs."""
 
     def sample(self, count: int | None, *, split: str = "test", seed: int = 0) -> Sample:
-        """Draw samples without replacement; the same seed yields the same samples."""
+        """Draw samples without replacement.
+
+        The same seed yields the same samples.
+        """
 
 
 @dataclass(frozen=True)
@@ -166,9 +169,9 @@ class Dataset:
         return self.train if name == "train" else self.test
 
     def sample(self, count: int | None, *, split: str = "test", seed: int = 0) -> Sample:
-        """Draw images without replacement; the same seed yields the same images.
+        """Draw images without replacement.
 
-        Only the images that are drawn are read.
+        The same seed yields the same images. Only the images that are drawn are read.
 
         Parameters
         ----------
@@ -304,7 +307,10 @@ def dataset(**declared: Any) -> Callable[[BuildFunction], BuildFunction]:
 
 
 def dataset_info(build: Callable[..., Any]) -> DatasetInfo:
-    """Return a dataset's declaration; the default one for an undecorated function."""
+    """Return a dataset's declaration.
+
+    An undecorated function has the default one.
+    """
     info: DatasetInfo = getattr(build, "__nlbench_dataset__", DatasetInfo())
     return info
 

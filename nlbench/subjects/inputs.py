@@ -23,7 +23,7 @@ from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.introspection import pytree
 from nlbench.introspection.model_output import output_parts
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
-from nlbench.introspection.operations.registry import source_of
+from nlbench.introspection.operations.registry import describe_function
 from nlbench.introspection.random_state import preserve_rng_state
 
 Constant = bool | int | float | str | None
@@ -169,10 +169,11 @@ class ArgumentLayout:
         return dtypes[0] if all_floats else torch.int64
 
     def pack(self, arguments: Arguments) -> Tensor:
-        """Concatenate the tensors in a batch; a single tensor is returned unchanged.
+        """Concatenate the tensors in a batch.
 
-        Floats packed with integers are stored as bit patterns. Therefore, inputs with a mask, for
-        example, can't be interpolated or differentiated.
+        A single tensor is returned unchanged. Floats packed with integers are stored as bit
+        patterns. Therefore, inputs with a mask, for example, can't be interpolated or
+        differentiated.
         """
         spec, leaves, tensors = _flatten(arguments, self.length)
         are_like = list(map(_Leaf.is_like, self.leaves, leaves))
@@ -311,7 +312,7 @@ class BatchReader:
             batch = parts
         if not isinstance(batch, Tensor | tuple | list | Mapping | Arguments):
             raise RequestError(
-                f"inputs: the loader yields {_with_article(batch)}, {_expected_text(batch)}"
+                f"inputs: the loader yields {_add_article(batch)}, {_expected_text(batch)}"
             )
         values, labels = self._split(batch)
         if parts:
@@ -551,7 +552,7 @@ class OutputChoice:
         """Text for records, empty by default."""
         if not self.choice:
             return ""
-        name = self.choice if isinstance(self.choice, str) else source_of(self.choice)
+        name = self.choice if isinstance(self.choice, str) else describe_function(self.choice)
         return f"; output {name}"
 
     def __call__(self, module: nn.Module, args: object, output: object) -> object:
@@ -582,7 +583,7 @@ class OutputChoice:
 def input_error(inputs: object) -> RequestError:
     """Return the error for inputs that are neither a batch nor a loader."""
     expected = _expected_text(inputs, "a tensor or a loader of")
-    return RequestError(f"inputs: {_with_article(inputs)}, {expected}")
+    return RequestError(f"inputs: {_add_article(inputs)}, {expected}")
 
 
 def _flatten(
@@ -611,7 +612,7 @@ def _flatten(
         elif isinstance(value, Constant):
             leaves.append(_Leaf(name, constant=value))
         else:
-            raise RequestError(f"inputs{name}: {_with_article(value)}, {_expected_text(value)}")
+            raise RequestError(f"inputs{name}: {_add_article(value)}, {_expected_text(value)}")
     return spec, leaves, tensors
 
 
@@ -664,14 +665,17 @@ def _constant_like(value: Any, packed: Tensor, dtype: torch.dtype | None) -> Any
 
 
 def _dense(tensor: Tensor, position: str) -> Tensor:
-    """Convert a tensor to a plain `Tensor`; raise unless it is dense and has values."""
+    """Convert a tensor to a plain `Tensor`.
+
+    Raise unless it is dense and has values.
+    """
     if tensor.layout != torch.strided or tensor.is_nested:
         raise RequestError(f"inputs{position}: a sparse or nested tensor, expected a dense one")
     if tensor.is_meta:
         raise RequestError(f"inputs{position}: a tensor on the meta device, without values")
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise RequestError(
-            f"inputs{position}: {_with_article(tensor)}, a subclass with its own dispatch; "
+            f"inputs{position}: {_add_article(tensor)}, a subclass with its own dispatch; "
             "expected a torch.Tensor"
         )
     return tensor.as_subclass(Tensor)
@@ -716,7 +720,7 @@ def _as_next_tokens(labels: Any, values: Mapping[str, Any]) -> Any:
     return labels
 
 
-def _with_article(value: object) -> str:
+def _add_article(value: object) -> str:
     kind = type(value).__name__
     return f"an {kind}" if kind[:1] in "AEIOUaeio" else f"a {kind}"
 

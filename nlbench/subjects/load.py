@@ -156,9 +156,9 @@ def apply_transform(
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Everything needed to build a subject's network; see `model_source`.
+    """Everything needed to build a subject's network.
 
-    The dataset uses the preprocessing that the weights require.
+    The dataset uses the preprocessing that the weights require. See `model_source`.
     """
 
     spec: SubjectSpec
@@ -177,7 +177,8 @@ class ModelSource:
 
         Return it and the weights' metadata.
         """
-        model, file = self.fresh(), self.weights.file
+        model = self.fresh()
+        file = self.weights.file
         if file is None:
             return model, {}
         try:
@@ -227,7 +228,8 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     from .subject import Subject
 
     source = model_source(spec)
-    dataset, label = source.dataset, source.weights.label
+    dataset = source.dataset
+    label = source.weights.label
     model, metadata = source.build()
     _, output = split_output(dict(spec.arguments), source.info)
     dataset = bind_arguments(dataset, model)

@@ -113,7 +113,10 @@ def declared_info(name: str) -> ModelInfo:
 
 
 def model_info(build: Callable[..., Any]) -> ModelInfo:
-    """Return a model's declaration; the default one for an undecorated function."""
+    """Return a model's declaration.
+
+    An undecorated function has the default one.
+    """
     info: ModelInfo = getattr(build, "__nlbench_model__", ModelInfo())
     return info
 

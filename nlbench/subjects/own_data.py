@@ -109,9 +109,9 @@ class _Source:
         dataset = make_dataset(self._label, items, classes, f"as {self._label} has it{note}")
         if _is_array(self._first) or _is_labelled_array(self._first):
             return dataset
-        return replace(dataset, for_model=lambda model: self._for_model(dataset, model))
+        return replace(dataset, for_model=lambda model: self._pack_arguments(dataset, model))
 
-    def _for_model(self, dataset: Dataset, model: nn.Module) -> Dataset:
+    def _pack_arguments(self, dataset: Dataset, model: nn.Module) -> Dataset:
         """Return a dataset of all arguments that a model takes, packed into one tensor."""
         reader = BatchReader(model, None, guesses_labels=True)
 

@@ -62,10 +62,10 @@ def joined(parts: Iterable[ReadBatch]) -> ReadBatch:
 
 
 class Batches:
-    """The batches of a loader, which is read only once; by default, for a one-argument model.
+    """The batches of a loader, which is read only once.
 
-    `read` returns the inputs and the labels of a batch. `is_drawn` is True if the loader yields its
-    samples in random order.
+    By default, they are for a model with one argument. `read` returns the inputs and the labels of
+    a batch. `is_drawn` is True if the loader yields its samples in random order.
 
     Examples
     --------
@@ -122,7 +122,10 @@ class Batches:
         return known is None or known > count
 
     def head_labels(self, count: int) -> Tensor | None:
-        """Return the labels of the samples returned by `head`; None if a batch has none."""
+        """Return the labels of the samples returned by `head`.
+
+        Return None if a batch has none.
+        """
         if not self._labels or any(labels is None for labels in self._labels):
             return None
         return torch.cat(self._labels)[: max(count, 1)]  # type: ignore[arg-type]
@@ -290,7 +293,8 @@ def rebatched(batches: Iterable[Tensor], limit: int, known_length: int | None) -
     # If the length is unknown, a batch is yielded only after another full one has been read.
     lookahead = 0 if known_length else limit
     buffered: list[Tensor] = []
-    count, size = 0, next(sizes, limit)
+    count = 0
+    size = next(sizes, limit)
     for batch in batches:
         buffered.append(batch)
         count += len(batch)

@@ -39,7 +39,9 @@ AVERAGE_COUNTER = "n_averaged"
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Read the metadata of a safetensors file; empty if the file can't be read as one.
+    """Read the metadata of a safetensors file.
+
+    There are none if the file can't be read as one.
 
     Examples
     --------
@@ -125,7 +127,7 @@ def save_weights(
 
     # Clone, since safetensors rejects tensors that share memory, such as tied weights.
     state = {k: v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
-    write_atomically(Path(path), _with_sorted_header(save(state, metadata=dict(metadata))))
+    write_atomically(Path(path), _sort_header(save(state, metadata=dict(metadata))))
 
 
 def read_checkpoint(path: Path) -> tuple[Any, dict[str, str]]:
@@ -218,7 +220,7 @@ def _choose_network(
     required = {name for name in model_state if name.rpartition(".")[2] != BATCH_COUNTER}
     fitting: dict[str, dict[str, torch.Tensor]] = {}
     for network in networks:
-        for prefix, tensors in _by_prefix(network, model_state, rename):
+        for prefix, tensors in _split_by_prefix(network, model_state, rename):
             if required <= tensors.keys() <= model_state.keys():
                 has_prefix = prefix and network.is_lightning
                 fitting.setdefault(f"{prefix}*" if has_prefix else network.key, tensors)
@@ -231,7 +233,7 @@ def _choose_network(
         )
     if fitting:
         return fitting[same[0] if same else next(iter(fitting))]
-    by_prefix = dict(_by_prefix(networks[0], model_state, rename))
+    by_prefix = dict(_split_by_prefix(networks[0], model_state, rename))
     raise _misfit(by_prefix.get(PARALLEL_PREFIX, by_prefix[""]).keys(), required, model_state, path)
 
 
@@ -277,7 +279,7 @@ def _within(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.T
     return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
 
 
-def _by_prefix(
+def _split_by_prefix(
     network: _NestedState,
     model_state: Mapping[str, torch.Tensor],
     rename: Callable[[str], str | None],
@@ -352,7 +354,10 @@ def _plain_data_allowed() -> Iterator[None]:
 
 
 def _convert(tensor: torch.Tensor, target: torch.Tensor, name: str, path: Path) -> torch.Tensor:
-    """Return a tensor in the model's dtype; raise if it doesn't fit."""
+    """Return a tensor in the model's dtype.
+
+    Raise if it doesn't fit.
+    """
     import torch
 
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
@@ -376,7 +381,7 @@ def _convert(tensor: torch.Tensor, target: torch.Tensor, name: str, path: Path) 
     return converted
 
 
-def _with_sorted_header(content: bytes) -> bytes:
+def _sort_header(content: bytes) -> bytes:
     """Sort the header in safetensors bytes, whose order differs from run to run."""
     start = HEADER_LENGTH.size
     end = start + HEADER_LENGTH.unpack(content[:start])[0]

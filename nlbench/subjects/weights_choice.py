@@ -125,7 +125,10 @@ def training_folder(path: Path) -> Path:
 
 
 def training_failure(path: Path) -> str:
-    """Return the error that ended a missing checkpoint's training run; empty if there is none."""
+    """Return the error that ended a missing checkpoint's training run.
+
+    Return "" if there is none.
+    """
     if path.exists():
         return ""
     try:

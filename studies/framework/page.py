@@ -10,7 +10,7 @@ import matplotlib.style
 import pandas as pd
 from markupsafe import Markup
 
-from nlbench.reports.drawing import STYLE, in_page_colours, to_svg
+from nlbench.reports.drawing import STYLE, to_svg, use_page_colours
 from nlbench.reports.environment import environment
 from nlbench.reports.page import render_page
 from nlbench.serialization.files import make_folder, write_atomically
@@ -87,7 +87,7 @@ def _head(name: str, study: Study, findings: Findings) -> Markup:
     figures = []
     for number, (title, figure) in enumerate(findings.figures.items()):
         svg = to_svg(figure, prefix=f"study{number}", title=title)
-        figures.append({"title": title, "svg": Markup(in_page_colours(svg))})
+        figures.append({"title": title, "svg": Markup(use_page_colours(svg))})
     view: dict[str, Any] = {
         "question": study.question,
         "source": study.source.citation,

@@ -100,12 +100,16 @@ def associate(groups: Sequence[Group]) -> Association:
     >>> associate([(x, x, [], range(12)), (x, -x, [], range(12))]).by_group
     (1.0, -1.0)
     """
-    values, influences, labels = [], [], []
-    null_variance, has_interval = 0.0, True
+    values = []
+    influences = []
+    labels = []
+    null_variance = 0.0
+    has_interval = True
     for x, y, controls, clusters in groups:
         variables = np.array([x, y, *controls], dtype=np.float64)
         finite = np.flatnonzero(np.isfinite(variables).all(0))
-        value, influence = math.nan, np.empty(0)
+        value = math.nan
+        influence = np.empty(0)
         if len(finite) >= MIN_NETWORKS:
             value, influence = _tau_with_influence(variables[:, finite])
         values.append(value)
@@ -121,7 +125,9 @@ def associate(groups: Sequence[Group]) -> Association:
         freedom = max(len(finite) - len(controls), 2)
         null_variance += 2 * (2 * freedom + 5) / (9 * freedom * (freedom - 1))
     mean = float(np.nanmean(values)) if labels else math.nan
-    low, high, p = math.nan, math.nan, 1.0
+    low = math.nan
+    high = math.nan
+    p = 1.0
     places = {label: place for place, label in enumerate(unique(labels))}
     if labels and has_interval:
         by_cluster = np.bincount([places[label] for label in labels], np.concatenate(influences))

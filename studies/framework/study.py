@@ -74,15 +74,18 @@ class Study(ABC):
     takes: ClassVar[tuple[str, ...]] = ()
 
     def missing(self) -> str:
-        """Return the missing requirements and how to install them; empty if there are none.
+        """Return the missing requirements and how to install them.
 
-        If any are missing, a study chosen by a glob is skipped.
+        Return "" if there are none. If any are missing, a study chosen by a glob is skipped.
         """
         return ""
 
     @abstractmethod
     def measure(self, context: Context) -> Runs:
-        """Run the measurements needed to answer the question; return the runs, keyed by part."""
+        """Run the measurements needed to answer the question.
+
+        Return the runs, keyed by part.
+        """
 
     @abstractmethod
     def analyse(self, runs: Runs) -> Findings:

@@ -76,11 +76,13 @@ def trend_test(blocks: Sequence[ArrayLike]) -> Trend:
     1.0
     """
     taus: list[float] = []
-    counts, observed = [1], 0
+    counts = [1]
+    observed = 0
     for block in blocks:
         values = np.asarray(block, dtype=np.float64)
         below = np.sign(values[None] - values[:, None])[np.triu_indices(len(values), 1)]
-        falls, untied = int((below < 0).sum()), int((below != 0).sum())
+        falls = int((below < 0).sum())
+        untied = int((below != 0).sum())
         pairs = len(below)
         taus.append((untied - 2 * falls) / math.sqrt(untied * pairs) if untied else 0.0)
         observed += falls
@@ -129,7 +131,8 @@ def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
     >>> holm({"a": 0.01, "b": 0.04, "c": 0.02})
     {'a': 0.03, 'c': 0.04, 'b': 0.04}
     """
-    adjusted, highest = {}, 0.0
+    adjusted = {}
+    highest = 0.0
     for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         highest = max(highest, min(1.0, p * (len(p_values) - rank)))
         adjusted[name] = highest
@@ -137,7 +140,9 @@ def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
 
 
 def network_interval(values: ArrayLike) -> Interval:
-    """Compute the 95% t interval for a mean over networks; NaN for fewer than three.
+    """Compute the 95% t interval for a mean over networks.
+
+    It is NaN for fewer than three networks.
 
     Examples
     --------
@@ -201,6 +206,6 @@ def intraclass(table: ArrayLike) -> tuple[float, float, float]:
     freedom = groups - 1, groups * (k - 1)
     low = between / stats.f.ppf(1 - SIGNIFICANCE / 2, *freedom)
     high = between / stats.f.ppf(SIGNIFICANCE / 2, *freedom)
-    shares = ((b - within) / (b + (k - 1) * within) for b in (between, low, high))
-    value, lower, upper = (float(share) for share in shares)
+    fractions = ((b - within) / (b + (k - 1) * within) for b in (between, low, high))
+    value, lower, upper = (float(fraction) for fraction in fractions)
     return value, lower, upper

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from .formulas import Formula, LinearMap
 from .held_out import DEGREES, NAMES, draw
 
-WIDTH, OUTPUTS = 32, 4
-BLOCKS, TOKENS = 4, 6
+WIDTH = 32
+OUTPUTS = 4
+BLOCKS = 4
+TOKENS = 6
 
 
 def _linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
@@ -87,7 +89,10 @@ def _spiral(inputs: int, _: str, turns: float) -> nn.Module:
 
 
 def _product(inputs: int, _: str, k: float) -> nn.Module:
-    """Build products of k neighbouring inputs; for inputs of ±1 these are parities."""
+    """Build products of k neighbouring inputs.
+
+    For inputs of ±1, these are parities.
+    """
 
     class Product(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -114,7 +119,8 @@ def _zigzag(inputs: int, _: str, kinks: float) -> nn.Module:
 def _tents(inputs: int, _: str, times: float) -> nn.Module:
     """Build, from ReLUs, n-times iterated tent maps on [0, 1], each with 2ⁿ linear pieces."""
     layers: list[nn.Module] = []
-    eye, zeros = torch.eye(inputs), torch.zeros(inputs)
+    eye = torch.eye(inputs)
+    zeros = torch.zeros(inputs)
     for _step in range(int(times)):
         layers += [_assign(eye.repeat(2, 1), torch.cat([zeros, zeros - 0.5])), nn.ReLU()]
         layers += [_assign(torch.cat([2 * eye, -4 * eye], 1), zeros)]
@@ -141,7 +147,10 @@ def _residual(inputs: int, _: str, alpha: float) -> nn.Module:
 
 
 def _attention(inputs: int, _: str, sharpness: float) -> nn.Module:
-    """Build one attention head over tokens; with sharpness 0 it averages the tokens."""
+    """Build one attention head over tokens.
+
+    With sharpness 0, it averages the tokens.
+    """
     size = inputs // TOKENS
 
     class Attention(nn.Module):

@@ -28,7 +28,10 @@ class Drawn(Family):
     description = "ReLU networks without biases, Gaussian weights; variance 2: He initialization"
 
     def names(self) -> Sequence[str]:
-        """Return examples of names; other numbers are also valid."""
+        """Return examples of names.
+
+        Other numbers are also valid.
+        """
         return ("depth8-variance2", "depth8-variance4")
 
     def load(self, name: str) -> Callable[..., nn.Module]:
@@ -37,7 +40,8 @@ class Drawn(Family):
         if not match or float(match[2]) == 0:
             hint = nearest(name, self.names(), "drawn/")
             raise RequestError(f"there is no model 'drawn/{name}'{hint}")
-        depth, variance = int(match[1]), float(match[2])
+        depth = int(match[1])
+        variance = float(match[2])
 
         def build(num_classes: int = 10, input_shape: tuple[int, ...] = (16,)) -> nn.Module:
             from torch import nn

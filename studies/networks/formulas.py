@@ -30,8 +30,8 @@ def _swish(x: Tensor, beta: float) -> tuple[Tensor, Tensor]:
 
 
 def _gelu(x: Tensor, _: float) -> tuple[Tensor, Tensor]:
-    share = torch.special.ndtr(x)
-    return x * share, share + x * (-x.square() / 2).exp() / math.sqrt(2 * math.pi)
+    fraction = torch.special.ndtr(x)
+    return x * fraction, fraction + x * (-x.square() / 2).exp() / math.sqrt(2 * math.pi)
 
 
 def _tanh(x: Tensor, _: float) -> tuple[Tensor, Tensor]:
@@ -50,17 +50,19 @@ def _clip(upper: float) -> Curve:
 
 def _hermite(x: Tensor, degree: float) -> tuple[Tensor, Tensor]:
     """Return He_k(x) / √k!, which has unit variance for normal inputs, and its derivative."""
-    before, value = torch.zeros_like(x), torch.ones_like(x)
+    before = torch.zeros_like(x)
+    value = torch.ones_like(x)
     for k in range(int(degree)):
         before, value = value, x * value - k * before
     scale = math.sqrt(math.factorial(int(degree)))
     return value / scale, degree * before / scale
 
 
-def _cubic(x: Tensor, share: float) -> tuple[Tensor, Tensor]:
+def _cubic(x: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
     """Return √(1 - s) x + √s He₃(x) / √6, which has the affine residual s, and its derivative."""
     value, slope = _hermite(x, 3)
-    affine, cubic = math.sqrt(1 - share), math.sqrt(share)
+    affine = math.sqrt(1 - fraction)
+    cubic = math.sqrt(fraction)
     return affine * x + cubic * value, affine + cubic * slope
 
 
@@ -166,7 +168,8 @@ class Formula(nn.Module):
 
     def __init__(self, name: str, amount: float = 0.0) -> None:
         super().__init__()
-        self.name, self.amount = name, amount
+        self.name = name
+        self.amount = amount
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the formula."""

@@ -48,7 +48,8 @@ class _Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = _Attention(width, heads)
-        widen, narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        widen = nn.Linear(width, 4 * width)
+        narrow = nn.Linear(4 * width, width)
         self.mlp = nn.Sequential(widen, nn.GELU(), narrow)
         # As in GPT-2, initial weights of layers that write to the residual stream depend on depth.
         shrinkage = (2 * depth) ** -0.5

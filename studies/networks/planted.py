@@ -71,7 +71,10 @@ class Ladders(Family):
     description = "networks with planted nonlinearity, for the benchmark of measures"
 
     def names(self) -> Sequence[str]:
-        """Return the names of the benchmark's networks; other numbers are also valid."""
+        """Return the names of the benchmark's networks.
+
+        Other numbers are also valid.
+        """
         return (
             "cnn",
             *(f"cnn-slope{slope:g}" for slope in SLOPES),
@@ -92,7 +95,8 @@ class Ladders(Family):
             return _constructed(match[1], float(match[2]))
         if (match := _MLP.fullmatch(name)) and int(match[3]) > 0:
             weights = f"weights times {match[2]}"
-            gain, depth = float(match[2]), int(match[3])
+            gain = float(match[2])
+            depth = int(match[3])
             return perceptron(match[1], weights, recipe="adam", scale=gain, depth=depth)
         if kind == "twin" and twin in TWINS:
             return _twin(twin)
@@ -158,7 +162,9 @@ def _twin(twin: str) -> Callable[..., nn.Module]:
         from torch import nn
 
         inputs = vector_length(input_shape)
-        first, second, last = nn.Linear(inputs, 16), nn.Linear(16, 12), nn.Linear(12, num_classes)
+        first = nn.Linear(inputs, 16)
+        second = nn.Linear(16, 12)
+        last = nn.Linear(12, num_classes)
         rotation = torch.linalg.qr(torch.randn(num_classes, num_classes, dtype=torch.float64)).Q
         with torch.no_grad():
             if twin == "hidden-units":
@@ -195,11 +201,13 @@ def _duplicate_units(*layers: Any) -> list[Any]:
 
     doubled = []
     for index, layer in enumerate(layers):
-        weight, bias = layer.weight, layer.bias
+        weight = layer.weight
+        bias = layer.bias
         if index > 0:
             weight = weight.repeat_interleave(2, dim=1) / 2
         if index + 1 < len(layers):
-            weight, bias = weight.repeat_interleave(2, dim=0), bias.repeat_interleave(2)
+            weight = weight.repeat_interleave(2, dim=0)
+            bias = bias.repeat_interleave(2)
         wide = nn.Linear(weight.shape[1], weight.shape[0])
         wide.weight.copy_(weight)
         wide.bias.copy_(bias)
@@ -212,7 +220,8 @@ def _cancelling(layer: Any, last: Any) -> list[Any]:
     import torch
     from torch import nn
 
-    weight, bias = torch.randn(EXTRA_PAIRS, layer.in_features), torch.randn(EXTRA_PAIRS)
+    weight = torch.randn(EXTRA_PAIRS, layer.in_features)
+    bias = torch.randn(EXTRA_PAIRS)
     outgoing = torch.randn(last.out_features, EXTRA_PAIRS)
     wider = nn.Linear(layer.in_features, layer.out_features + 2 * EXTRA_PAIRS)
     wider.weight.copy_(torch.cat([layer.weight, weight, weight]))

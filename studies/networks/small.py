@@ -28,7 +28,10 @@ class Small(Family):
     description = "small perceptrons of any width and depth, for vectors and images"
 
     def names(self) -> Sequence[str]:
-        """Return examples of names; other numbers are also valid."""
+        """Return examples of names.
+
+        Other numbers are also valid.
+        """
         return tuple(f"{name}-w32-d2" for name in ACTIVATIONS)
 
     def load(self, name: str) -> Callable[..., nn.Module]:
@@ -37,7 +40,9 @@ class Small(Family):
         if not match:
             hint = nearest(name, self.names(), "small/")
             raise RequestError(f"there is no model 'small/{name}'{hint}")
-        activation, width, depth = match[1], int(match[2]), int(match[3])
+        activation = match[1]
+        width = int(match[2])
+        depth = int(match[3])
 
         def build(num_classes: int = 10, input_shape: tuple[int, ...] = (40,)) -> nn.Module:
             from torch import nn

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A published classifier; the paper compares groups, which consist of families."""
+    """A published classifier.
+
+    The paper compares groups, which consist of families.
+    """
 
     year: int
     family: str
@@ -65,7 +68,8 @@ class Classifiers(Study):
 
     source = AFFINITY
     needs = "pretrained weights and ImageNet; else random weights"
-    minutes, quick_minutes = 3.5, 0.8
+    minutes = 3.5
+    quick_minutes = 0.8
     takes = ("data", "weights")
     zoo: ClassVar[tuple[str, ...]] = ()
     """Networks from the zoo, for claims that go beyond these classifiers."""
@@ -131,7 +135,10 @@ def measure_classifiers(context: Context, measures: Sequence[str]) -> Run:
 
 
 def _available(names: Iterable[str], data: str, *, required: bool) -> tuple[str, ...]:
-    """Return the networks whose weights are available; none if the dataset is missing."""
+    """Return the networks whose weights are available.
+
+    There are none if the dataset is missing.
+    """
     from nlbench import registry
     from nlbench.subjects.load import load_dataset
     from nlbench.subjects.model import model_info

@@ -31,7 +31,8 @@ ALL_LADDERS: Mapping[str, Ladder] = {
 
 def _values(record: Record) -> Iterable[tuple[str, float]]:
     """Yield the name and value of a cell's measure, and of each normalised variant."""
-    name, summary = record.measure.name, record.result.summary
+    name = record.measure.name
+    summary = record.result.summary
     yield name, summary.get("value", math.nan)
     if name == "absdev":
         for kind in NORMALIZED:
@@ -53,7 +54,8 @@ def read_cells(runs: Runs, ladders: Mapping[str, Ladder] = ALL_LADDERS) -> pd.Da
             explained = float((record.subject.weights_metadata or {}).get("explained", "nan"))
             if explained < MIN_EXPLAINED:
                 continue
-            status, reason = record.result.status, record.result.reason
+            status = record.result.status
+            reason = record.result.reason
             clock = "cpu_seconds" if record.machine.device == "cpu" else "wall_seconds"
             seconds = record.costs.get(clock, math.nan)
             key = (name, variant, rung, seed)
@@ -71,7 +73,10 @@ def read_cells(runs: Runs, ladders: Mapping[str, Ladder] = ALL_LADDERS) -> pd.Da
 
 
 def read_descriptions(runs: Runs) -> dict[str, MeasureInfo]:
-    """Return the recorded description of each measure; variants share their measure's."""
+    """Return the recorded description of each measure.
+
+    Variants share their measure's.
+    """
     descriptions: dict[str, MeasureInfo] = {}
     for run in runs.values():
         for record in run.records:

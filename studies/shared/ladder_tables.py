@@ -90,7 +90,8 @@ def ladder_table(cells: pd.DataFrame, orders: Orders) -> pd.DataFrame:
         rungs = ", ".join(rung.label for rung in ladder.rungs)
         residuals = ", ".join(f"{value:.3f}" for value in means)
         order = orders.get(("affine-residual", name))
-        seeds, text = residual.seed.nunique(), order.text if order else ""
+        seeds = residual.seed.nunique()
+        text = order.text if order else ""
         rows.append((name, ladder.question or ladder.kind, rungs, seeds, residuals, text))
     columns = ["ladder", "question", "rungs", "seeds", "affine residual", "τ of the residual"]
     return pd.DataFrame(rows, columns=columns)
@@ -101,7 +102,8 @@ def rung_table(cells: pd.DataFrame) -> pd.DataFrame:
     known = cells[cells.ladder.isin(LADDERS) & (cells.status == "ok") & (cells.part == "")]
     rows = []
     for (name, measure, rung), group in known.groupby(["ladder", "measure", "rung"], sort=False):
-        label, value = LADDERS[str(name)].rungs[int(str(rung))].label, group.value
+        label = LADDERS[str(name)].rungs[int(str(rung))].label
+        value = group.value
         rows.append((name, measure, label, value.mean(), value.std(), len(value)))
     return pd.DataFrame(rows, columns=["ladder", "measure", "rung", "mean", "±seeds", "seeds"])
 
@@ -159,7 +161,7 @@ def exactness_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataF
 
 
 def _affine_bound(description: MeasureInfo) -> float | None:
-    """Return the bound on the less nonlinear side; None unless it is finite."""
+    """Return the bound on the less nonlinear side, or None if it isn't finite."""
     low, high = description.bounds
     bound = {1: low, -1: high}.get(description.sense)
     return float(bound) if bound is not None and math.isfinite(bound) else None

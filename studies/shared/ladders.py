@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 
 Kind = Literal["planted", "regime", "published"]
 
-CONSTRUCTED_SEEDS, TRAINED_SEEDS, QUICK_SEEDS = tuple(range(8)), tuple(range(5)), (0, 1, 2)
-PUBLISHED_SEEDS, TENT_SEEDS = tuple(range(8)), tuple(range(12))
+CONSTRUCTED_SEEDS = tuple(range(8))
+TRAINED_SEEDS = tuple(range(5))
+QUICK_SEEDS = (0, 1, 2)
+PUBLISHED_SEEDS = tuple(range(8))
+TENT_SEEDS = tuple(range(12))
 """Ladders with two rungs need this many seeds to be significant after Holm's correction."""
 POINTS = 100_000
 """Number of points from which each seed draws its samples; two seeds share half a percent."""
-CNN, FITTED = "ladders/cnn", "ladders/mlp-relu-gain2-depth3"
+CNN = "ladders/cnn"
+FITTED = "ladders/mlp-relu-gain2-depth3"
 MIN_EXPLAINED = 0.99
 """Minimum fraction of a target's variance that a fitted network must explain."""
 
@@ -71,7 +75,8 @@ class Rung:
             return False
         if self.weights == "init":
             return subject.weights == self.weights
-        model, weights = re.escape(self.model.replace("/", "-")), re.escape(self.weights)
+        model = re.escape(self.model.replace("/", "-"))
+        weights = re.escape(self.weights)
         return bool(re.fullmatch(rf"{model}-\w+-{weights}-seed\d+\.safetensors", subject.weights))
 
 
@@ -109,7 +114,10 @@ class Ladder:
         return any(rung.weights != "init" for rung in self.rungs)
 
     def find_rung(self, subject: SubjectFacts) -> int:
-        """Return the index of a recorded subject's rung; 0 is the least nonlinear."""
+        """Return the index of a recorded subject's rung.
+
+        Rung 0 is the least nonlinear.
+        """
         for index, rung in enumerate(self.rungs):
             if rung.contains(subject):
                 return index
@@ -126,10 +134,13 @@ def request_weights(context: Context, rung: Rung, seed: int) -> str:
     if rung.weights == "init":
         return rung.weights
     kind, amount = re.fullmatch(r"([a-z]+)([\d.]*)", rung.weights).groups()  # type: ignore[union-attr]
-    model, data, recipe = rung.model, "digits", "adam"
+    model = rung.model
+    data = "digits"
+    recipe = "adam"
     changes: dict[str, Any] = {"epochs": EPOCHS[kind]}
     if kind == "sine":
-        model, data = FITTED, "curves"
+        model = FITTED
+        data = "curves"
         changes |= {"options": {"k": int(amount)}, "learning_rate": 0.01}
     elif kind in ("omega", "random"):
         recipe = "post-training"

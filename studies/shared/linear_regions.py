@@ -32,8 +32,10 @@ SOURCE = Source(
     citation="M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman. Are All "
     "Linear Regions Created Equal? AISTATS, 2022. VGG8 on CIFAR-10, unless stated otherwise.",
 )
-MODEL, DATA = "vgg8", "digits"
-RESNET, RESNET_NOISE = "resnet18-w4", 0.4
+MODEL = "vgg8"
+DATA = "digits"
+RESNET = "resnet18-w4"
+RESNET_NOISE = 0.4
 NETWORKS = {"paths": "VGG8", "resnet18": "ResNet18"}
 """Networks of the published tables, keyed by part."""
 MEASURES = ("absdev", "density")
@@ -59,7 +61,8 @@ class ClosedPaths(Study):
 
     source = SOURCE
     needs = "trains 21 networks, shared with five other studies"
-    minutes, quick_minutes = 10.0, 0.2
+    minutes = 10.0
+    quick_minutes = 0.2
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:
@@ -71,7 +74,8 @@ class ColumnPaths(ClosedPaths):
     """Base class for studies of both columns of the published tables, VGG8 and ResNet18."""
 
     needs = "trains 30 networks, of which 21 are shared with five other studies"
-    minutes, quick_minutes = 19.0, 0.2
+    minutes = 19.0
+    quick_minutes = 0.2
 
     def measure(self, context: Context) -> Runs:
         """Measure VGG8s and, in full studies on digits, ResNet18s along closed paths."""
@@ -243,7 +247,8 @@ def path_remarks(run: Run, network: str = "VGG8") -> list[str]:
     Networks without a recorded training accuracy, such as untrained ones, are not judged.
     """
     values = path_values(run, "absdev")
-    seeds, paths = values.seed.nunique(), values.place.nunique()
+    seeds = values.seed.nunique()
+    paths = values.place.nunique()
     size = (
         f"Small-scale: {network} on few images; seeds per setting: {seeds}, paths: {paths}, each "
         f"with {LINES['lines.anchors']} anchors."
@@ -264,7 +269,7 @@ def path_remarks(run: Run, network: str = "VGG8") -> list[str]:
 
 
 @dataclass(frozen=True)
-class PathShares:
+class PathComparison:
     """Fractions of paths on which the first network of a pair has the larger value.
 
     Parameters
@@ -283,9 +288,9 @@ class PathShares:
         return f"{self.fractions.mean():.2f}" if len(self.fractions) else "none"
 
 
-def shares_of_paths(
+def compare_paths(
     values: pd.DataFrame, higher: str, lower: str, *, same_seed: bool = True
-) -> PathShares:
+) -> PathComparison:
     """Compute the fractions of paths on which values for one setting exceed those for another.
 
     Compares networks with the same seed or, if `same_seed` is False, with different seeds. The
@@ -303,7 +308,7 @@ def shares_of_paths(
     compared = (one_seed | (lower == "initialised")) == same_seed
     # A network that is compared with many others counts as one observation.
     networks = min(int(compared.any(axis).sum()) for axis in (0, 1))
-    return PathShares(shares[compared], networks)
+    return PathComparison(shares[compared], networks)
 
 
 def distribution_figure(

@@ -37,7 +37,7 @@ QUICK_EPOCHS = {"post-training": 1, "from-start": 2}
 QUICK_LEARNING_RATE = 0.01
 MIN_CONCLUSIVE_EPOCHS = 10
 MAX_ACCURACY_LOSS = 0.02
-MIN_LINEAR_SHARE = 0.3
+MIN_LINEAR_FRACTION = 0.3
 """Minimum fraction of linear units that counts as many."""
 _TRAINING_COLUMNS = ["model", "mode", "omega", "seed", "noise", "epochs"]
 
@@ -190,7 +190,7 @@ def as_trained(table: pd.DataFrame) -> pd.Series:
     return means
 
 
-def by_omega(table: pd.DataFrame) -> pd.DataFrame:
+def average_by_omega(table: pd.DataFrame) -> pd.DataFrame:
     """Compute the mean of each measure over networks linearised after training, by ω."""
     return table[table["mode"] == "post-training"].groupby("omega")[list(MEASURES)].mean()
 
@@ -225,13 +225,13 @@ def floor_text(table: pd.DataFrame) -> str:
 def stays_accurate(table: pd.DataFrame) -> Decision:
     """Test whether the best ω linearises many units at a small loss, where the task needs them.
 
-    Many means at least `MIN_LINEAR_SHARE` of the units, small means at most `MAX_ACCURACY_LOSS`.
+    Many means at least `MIN_LINEAR_FRACTION` of the units, small means at most `MAX_ACCURACY_LOSS`.
     For each seed, the best ω is that of the others. Undecided if a network whose units are all
     linear loses no more.
     """
     changes = {}
     for seed, curve in curves_by_seed(table).items():
-        many = curve[(curve["linear-units"] >= MIN_LINEAR_SHARE) & curve.omega.notna()]
+        many = curve[(curve["linear-units"] >= MIN_LINEAR_FRACTION) & curve.omega.notna()]
         changes[seed] = many.set_index("omega").accuracy - curve.accuracy.iloc[0]
     gains = pd.DataFrame(changes)
     chosen = []

@@ -14,7 +14,7 @@ from nlbench.introspection.module_stack import CallId
 from nlbench.measure import Measure, Result
 from nlbench.models.training.label_noise import corrupt_labels
 from nlbench.probes.replacement import AffineFit, CallInterception, find_calls
-from nlbench.probes.replacement.fits import rows_of
+from nlbench.probes.replacement.fits import copy_to_rows
 from nlbench.subjects.data import read_items
 from nlbench.subjects.load import load_dataset
 
@@ -22,7 +22,7 @@ from .removal_criteria import gradients_at_calls
 
 ACCURACY_COST = 0.01
 """Maximum loss in accuracy that removal may cause."""
-REMOVED_SHARES = tuple(number / 20 for number in range(21))
+REMOVED_FRACTIONS = tuple(number / 20 for number in range(21))
 FITTING_SAMPLES = 512
 
 
@@ -109,7 +109,7 @@ def fgsm_robustness(model: nn.Module, inputs: Tensor, labels: Tensor, epsilon: f
     return float((attacked & correct).sum() / correct.sum().clamp(min=1))
 
 
-def nonlinear_share(model: nn.Module, samples: TaskSamples) -> float:
+def nonlinear_fraction(model: nn.Module, samples: TaskSamples) -> float:
     """Compute the fraction of units that must stay nonlinear to lose at most a point of accuracy.
 
     Units are channels of activation calls. They are replaced by affine maps in order of their
@@ -136,7 +136,8 @@ def nonlinear_share(model: nn.Module, samples: TaskSamples) -> float:
         def replace(identity: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
             if identity not in by_call:
                 return compute()
-            call, before = by_call[identity], x.clone()
+            call = by_call[identity]
+            before = x.clone()
             y = compute()
             fitted = _fit_and_apply(before, y, call.channel_axis, len(inputs))
             is_removed = ranks[call.name] < count
@@ -147,14 +148,14 @@ def nonlinear_share(model: nn.Module, samples: TaskSamples) -> float:
         logits = CallInterception(model).run(tested.clone(), replace)[len(inputs) :]
         return float((logits.argmax(-1) == samples.test[1]).double().mean())
 
-    accuracies = [accuracy(share) for share in REMOVED_SHARES]
-    return 1 - first_loss(REMOVED_SHARES, accuracies, ACCURACY_COST)
+    accuracies = [accuracy(share) for share in REMOVED_FRACTIONS]
+    return 1 - first_loss(REMOVED_FRACTIONS, accuracies, ACCURACY_COST)
 
 
 def _fit_and_apply(x: Tensor, y: Tensor, axis: int, count: int) -> Tensor:
     """Fit the best map per channel to the first `count` samples, and apply it to all."""
     fit = AffineFit()
-    fit.add(rows_of(x[:count], axis), rows_of(y[:count], axis))
+    fit.add(copy_to_rows(x[:count], axis), copy_to_rows(y[:count], axis))
     return fit.per_channel()(x, axis)
 
 
@@ -190,7 +191,7 @@ def outcomes_measure(
 
         ``value`` is the accuracy on the test split, ``train`` and ``loss`` the accuracy and the
         cross-entropy on the training labels; ``gap``, ``fragility`` (1 -
-        `fgsm_robustness`) and ``nonlinear`` (`nonlinear_share`) are the outcomes; ``gap_0``,
+        `fgsm_robustness`) and ``nonlinear`` (`nonlinear_fraction`) are the outcomes; ``gap_0``,
         ``gap_1``, ``fragility_0`` and ``fragility_1`` are those on halves of the test samples;
         ``norm`` is the Euclidean norm of the weights.
         """
@@ -214,7 +215,7 @@ def outcomes_measure(
                 loss = functional.cross_entropy(logits.double(), labels)
                 train = float((logits.argmax(-1) == labels).double().mean())
                 correct = (model(samples.test[0]).argmax(-1) == samples.test[1]).double()
-                share = nonlinear_share(model, samples)
+                share = nonlinear_fraction(model, samples)
             accuracy = float(correct.mean())
             weights = torch.cat([p.detach().flatten() for p in model.parameters() if p.ndim > 1])
             summary = {

@@ -99,11 +99,11 @@ def curves(target: str = "sine", k: int = 1) -> Dataset:
     }
 )
 def spirals(turns: float = 1.0, arms: int = 3, spread: float = 0.25) -> Dataset:
-    """Points on spiral arms in the plane, one arm per class; with 0 turns the arms are rays.
+    """Points on spiral arms in the plane, one arm per class.
 
-    The radius r is uniform on [0.1, 1], and the angle is normally distributed around
-    2π (arm / arms + turns r). The points are multiplied by 1.7 for a variance near 1. There are 512
-    for training and 1,024 for testing, drawn with two fixed seeds.
+    With 0 turns, the arms are rays. The radius r is uniform on [0.1, 1], and the angle is normally
+    distributed around 2π (arm / arms + turns r). The points are multiplied by 1.7 for a variance
+    near 1. There are 512 for training and 1,024 for testing, drawn with two fixed seeds.
 
     Examples
     --------
@@ -193,7 +193,8 @@ class _Distribution(Family):
                     f"set {self.family}.spacing=random"
                 )
             if spacing == "even":
-                rows, how = self.even(first, second, count), "evenly spaced"
+                rows = self.even(first, second, count)
+                how = "evenly spaced"
             else:
                 generator = torch.Generator().manual_seed(seed)
                 rows = self.draw(first, second, count * size, generator)
@@ -237,10 +238,10 @@ class _Distribution(Family):
 
 
 class Interval(_Distribution):
-    """Points in the interval from LOW to HIGH; evenly spaced points include both ends.
+    """Points in the interval from LOW to HIGH.
 
-    Both splits contain all points, in a random order that depends on the run's seed.
-    ``--samples 0`` selects all of them.
+    Evenly spaced points include both ends. Both splits contain all points, in a random order that
+    depends on the run's seed. ``--samples 0`` selects all of them.
 
     Examples
     --------
@@ -249,7 +250,9 @@ class Interval(_Distribution):
     """
 
     description = "interval/LOW:HIGH, uniform points of that interval"
-    family, form, condition = "interval", "LOW:HIGH", "numbers with LOW < HIGH"
+    family = "interval"
+    form = "LOW:HIGH"
+    condition = "numbers with LOW < HIGH"
     words = "on [{}, {}]"
 
     def is_valid(self, first: float, second: float) -> bool:
@@ -268,7 +271,9 @@ class Interval(_Distribution):
 
 
 class Normal(_Distribution):
-    """Points from a normal distribution; even points are its quantiles at (i + ½)/count.
+    """Points from a normal distribution.
+
+    Even points are its quantiles at (i + ½)/count.
 
     Examples
     --------
@@ -277,7 +282,9 @@ class Normal(_Distribution):
     """
 
     description = "normal/MEAN:STD, points of that normal distribution"
-    family, form, condition = "normal", "MEAN:STD", "numbers with STD > 0"
+    family = "normal"
+    form = "MEAN:STD"
+    condition = "numbers with STD > 0"
     words = "from N({}, {}²)"
 
     def quantiles(self, first: float, second: float, probability: Tensor) -> Tensor:
@@ -305,7 +312,9 @@ class Exponential(_Distribution):
     """
 
     description = "exponential/LOW:STD, points of the exponential distribution above LOW"
-    family, form, condition = "exponential", "LOW:STD", "numbers with STD > 0"
+    family = "exponential"
+    form = "LOW:STD"
+    condition = "numbers with STD > 0"
     words = "from {} on, exponentially with mean excess {}"
 
     def quantiles(self, first: float, second: float, probability: Tensor) -> Tensor:

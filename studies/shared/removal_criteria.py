@@ -13,12 +13,12 @@ from nlbench.introspection.module_stack import CallId
 from nlbench.measure import Measure, Result, Value
 from nlbench.models.removal.curve import Removal, area_under
 from nlbench.probes.replacement import AffineFit, CallInterception, ReplaceableCall, find_calls
-from nlbench.probes.replacement.fits import rows_of
+from nlbench.probes.replacement.fits import copy_to_rows
 
 if TYPE_CHECKING:
     from nlbench.subjects.subject import Subject
 
-LARGE_WEIGHT_SHARE = 0.1
+LARGE_WEIGHT_FRACTION = 0.1
 """Fraction of a network's weights that SENet's criterion counts as large."""
 
 
@@ -30,7 +30,9 @@ def call_criteria(
     *,
     seed: int = 0,
 ) -> dict[str, dict[str, float]]:
-    """Score the importance of calls; a higher score predicts a higher cost of removal.
+    """Score the importance of calls.
+
+    A higher score predicts a higher cost of removal.
 
     Parameters
     ----------
@@ -58,7 +60,7 @@ def call_criteria(
     for index, call in enumerate(calls):
         x, y, gradient = recorded[call.name]
         fit = AffineFit()
-        fit.add(rows_of(x, call.channel_axis), rows_of(y, call.channel_axis))
+        fit.add(copy_to_rows(x, call.channel_axis), copy_to_rows(y, call.channel_axis))
         error = fit.per_channel()(x, call.channel_axis) - y
         terms = (gradient * error).flatten(1).sum(1).double()
         norms = (y - x).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
@@ -119,8 +121,9 @@ def _weight_density(model: nn.Module) -> dict[str, float]:
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
     }
     magnitudes = torch.cat(list(layers.values()))
-    threshold = torch.quantile(magnitudes, 1 - LARGE_WEIGHT_SHARE)
-    density, latest = {}, 0.0
+    threshold = torch.quantile(magnitudes, 1 - LARGE_WEIGHT_FRACTION)
+    density = {}
+    latest = 0.0
     for path, _ in model.named_modules():
         if path in layers:
             latest = float((layers[path] >= threshold).double().mean())
@@ -138,7 +141,10 @@ class _SubjectMeasure(Measure):
 
 
 def criteria_measure(train: Subject, seed: int) -> type[Measure]:
-    """Return a measure of a network's `call_criteria`; ``value`` is the residual."""
+    """Return a measure of a network's `call_criteria`.
+
+    ``value`` is the residual.
+    """
 
     class RemovalCriteria(_SubjectMeasure):
         """Criteria of the activation calls of one network."""
@@ -147,7 +153,8 @@ def criteria_measure(train: Subject, seed: int) -> type[Measure]:
 
         def compute(self) -> Result:
             """Return the criteria of each call."""
-            model, labels = train.model, train.labels
+            model = train.model
+            labels = train.labels
             assert labels is not None
             calls = find_calls(model, train.inputs[:2])
             table = call_criteria(model, calls, train.inputs, labels, seed=seed)

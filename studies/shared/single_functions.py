@@ -102,10 +102,13 @@ def relu_on_uniform(low: float, high: float) -> tuple[float, float, float]:
     >>> [round(each, 4) for each in relu_on_uniform(-1, 1)]
     [0.1483, 0.4564, 0.6751]
     """
-    length, middle = high - low, (high + low) / 2
-    mean, square = high**2 / 2 / length, high**3 / 3 / length
+    length = high - low
+    middle = (high + low) / 2
+    mean = high**2 / 2 / length
+    square = high**3 / 3 / length
     # x y = y², since y is x or 0.
-    covariance, variance = square - middle * mean, square - mean**2
+    covariance = square - middle * mean
+    variance = square - mean**2
     score = correlation_score(covariance / math.sqrt(variance * length**2 / 12))
     bound = math.sqrt(2 * variance)
     return (1 - score) * bound, bound, score

@@ -51,7 +51,8 @@ def site_scores(run: Run, measure: str = "affinity", statistic: str = "value") -
 
 
 def _subject_columns(subject: SubjectFacts) -> tuple[str, str, str, str, int, int]:
-    weights, metadata = subject.weights, subject.weights_metadata or {}
+    weights = subject.weights
+    metadata = subject.weights_metadata or {}
     seed = int(metadata.get("seed", subject.seed))
     state = "drawn" if weights in _UNTRAINED else "trained"
     return subject.model, weights, state, subject.data, seed, subject.seed

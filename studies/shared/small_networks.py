@@ -36,9 +36,10 @@ def trained_network(context: Context, model: str, seed: int, data: str = DATA) -
 
 
 def seeds_by_model(context: Context, vgg8: int = 3) -> dict[str, tuple[int, ...]]:
-    """Return the training seeds for vgg8, resnet20 and plain20; quick studies use fewer.
+    """Return the training seeds for vgg8, resnet20 and plain20.
 
-    vgg8 trains fastest and may have more than the three seeds of the others.
+    Quick studies use fewer. vgg8 trains fastest and may have more than the three seeds of the
+    others.
     """
     counts = {"vgg8": vgg8, "resnet20": 3, "plain20": 3}
     quick = {"vgg8": 2, "resnet20": 1, "plain20": 1}

@@ -99,7 +99,7 @@ def test_gradient_ascent_makes_an_activation_more_affine():
 @pytest.fixture(params=[True, False], ids=["one core", "several"])
 def library(request, monkeypatch):
     for module in (products, gaussian_map):
-        monkeypatch.setattr(module, "on_one_core", lambda values: request.param)
+        monkeypatch.setattr(module, "uses_one_core", lambda values: request.param)
 
 
 @pytest.mark.usefixtures("library")

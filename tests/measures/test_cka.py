@@ -217,7 +217,7 @@ def test_gradients_are_those_of_finite_differences(n, d, debiased):
 
 def test_terms_scale_with_their_units():
     terms = cka._HSICTerms(*(torch.tensor(v) for v in (3.0, 4.0, 5.0, 6.0, 7.0)), 1.0, 2.0)
-    moved = terms.in_units(2.0, 8.0)
+    moved = terms.convert_units(2.0, 8.0)
     # Squares of x in its new unit are 1/4 of the old ones, those of y 1/16.
     expected = cka._HSICTerms(
         *(torch.tensor(v) for v in (3 / 64, 4 / 16, 5 / 256, 6 / 16, 7 / 256)), 2.0, 8.0

@@ -61,10 +61,12 @@ def _held_out(x: Tensor, y: Tensor, fold: Tensor) -> float:
 
 def test_held_out_sequences_are_predicted_by_the_others():
     x, y = _stream(600, 20, 10.0, 3.0)
-    owners = torch.arange(60).repeat_interleave(10)
-    numbers = linearity_statistics(x, y, owners=owners, folds=3)
-    assert numbers["value"] == pytest.approx(_held_out(x, y, owners % 3), abs=1e-10)
-    assert numbers["branch_value"] == pytest.approx(_held_out(x, y - x, owners % 3), abs=1e-10)
+    sample_index = torch.arange(60).repeat_interleave(10)
+    numbers = linearity_statistics(x, y, sample_index=sample_index, folds=3)
+    assert numbers["value"] == pytest.approx(_held_out(x, y, sample_index % 3), abs=1e-10)
+    assert numbers["branch_value"] == pytest.approx(
+        _held_out(x, y - x, sample_index % 3), abs=1e-10
+    )
     per_row = linearity_statistics(x, y, folds=3)["value"]
     assert per_row == pytest.approx(_held_out(x, y, torch.arange(600) % 3), abs=1e-10)
 
@@ -150,7 +152,7 @@ def test_more_inputs_than_rows_have_no_adjusted_value():
 def test_single_sequence_cannot_be_held_out():
     x, y = _stream(50, 3, 2.0)
     with pytest.raises(nlbench.Undefined):
-        linearity_statistics(x, y, owners=torch.zeros(50, dtype=torch.long))
+        linearity_statistics(x, y, sample_index=torch.zeros(50, dtype=torch.long))
 
 
 class Residual(nn.Module):
@@ -172,8 +174,10 @@ def test_a_run_accumulates_what_the_function_computes():
     run = nlbench.evaluate(model, drawn, ["linearity"], settings=settings)
     first, second = run["linearity"].values
     before, after = model[0](x).detach(), model(x).detach()
-    owners = torch.arange(40).repeat_interleave(9)
-    expected = linearity_statistics(before.flatten(0, 1), after.flatten(0, 1), owners=owners)
+    sample_index = torch.arange(40).repeat_interleave(9)
+    expected = linearity_statistics(
+        before.flatten(0, 1), after.flatten(0, 1), sample_index=sample_index
+    )
     assert second.statistics == pytest.approx({**expected, "rows": 360}, abs=1e-6)
     assert (first.n, first.place) == (40, "0")
     whole = nlbench.evaluate(model, drawn, ["linearity"], settings={"sites.of": "blocks"})
@@ -196,9 +200,9 @@ def test_first_rows_are_fitted_but_not_scored():
     x = torch.randn(sequences, length, d, generator=generator, dtype=torch.float64)
     x[:, 0] *= 100
     y = x.tanh() + x @ torch.randn(d, d, generator=generator, dtype=torch.float64)
-    owners = torch.arange(sequences).repeat_interleave(length)
+    sample_index = torch.arange(sequences).repeat_interleave(length)
     rows = [side.reshape(-1, d) for side in (x, y)]
-    statistics = linearity_statistics(*rows, owners=owners)
+    statistics = linearity_statistics(*rows, sample_index=sample_index)
     errors = 0.0
     for fold in range(4):
         is_held_out = torch.arange(sequences) % 4 == fold
@@ -217,8 +221,8 @@ def test_first_rows_are_fitted_but_not_scored():
 def test_rows_that_are_samples_have_no_first_position():
     x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
     assert "without_first" not in linearity_statistics(x, x.relu())
-    owners = torch.arange(50)
-    assert "without_first" not in linearity_statistics(x, x.relu(), owners=owners)
+    sample_index = torch.arange(50)
+    assert "without_first" not in linearity_statistics(x, x.relu(), sample_index=sample_index)
 
 
 def test_affine_tokens_are_counted_without_first_ones():
@@ -231,24 +235,24 @@ def test_affine_tokens_are_counted_without_first_ones():
     deviation = torch.randn(sequences, 5, d, generator=generator, dtype=torch.float64)
     y[:, 7:12] += 2 * deviation
     y[:, 12:17] -= 2 * deviation
-    owners = torch.arange(sequences).repeat_interleave(length)
+    sample_index = torch.arange(sequences).repeat_interleave(length)
     rows = [side.reshape(-1, d) for side in (x, y)]
-    numbers = linearity_statistics(*rows, owners=owners)
+    numbers = linearity_statistics(*rows, sample_index=sample_index)
     assert numbers["affine_tokens"] == numbers["branch_affine_tokens"] == 0.5
     assert numbers["token_p10"] < 1e-20 < 0.1 < numbers["token_p90"]
     assert numbers["first_token"] < 1e-20
     y[0::2, 0] += 1000.0
     y[1::2, 0] -= 1000.0
     x[:, 0] = 0.0
-    numbers = linearity_statistics(*rows, owners=owners, folds=2)
+    numbers = linearity_statistics(*rows, sample_index=sample_index, folds=2)
     assert numbers["first_token"] == pytest.approx(1, abs=0.1)
 
 
 def test_percentiles_ignore_first_tokens():
     x, y = _stream(400, 5, 3.0)
-    owners = torch.arange(40).repeat_interleave(10)
-    numbers = linearity_statistics(x, y, owners=owners, folds=2)
-    fold, predicted = owners % 2, torch.zeros_like(y)
+    sample_index = torch.arange(40).repeat_interleave(10)
+    numbers = linearity_statistics(x, y, sample_index=sample_index, folds=2)
+    fold, predicted = sample_index % 2, torch.zeros_like(y)
     design = torch.cat([x, torch.ones(400, 1).double()], 1)
     for index in range(2):
         weights = torch.linalg.lstsq(design[fold != index], y[fold != index]).solution

@@ -11,7 +11,7 @@ from torch import nn
 
 import nlbench
 from nlbench.measures import sparsity
-from nlbench.measures.sparsity import Sparsity, share_near_zero
+from nlbench.measures.sparsity import Sparsity, fraction_near_zero
 
 from streams import read
 
@@ -29,7 +29,7 @@ def entries(seed, shape):
 def test_shares_are_those_of_a_loop_over_entries(seed, shape):
     values = entries(seed, shape)
     expected = [np.mean([abs(v) <= 1e-3 for v in sample.flatten().tolist()]) for sample in values]
-    np.testing.assert_allclose(share_near_zero(values).numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(fraction_near_zero(values).numpy(), expected, rtol=1e-6)
 
 
 @settings(deadline=None, max_examples=40)
@@ -46,38 +46,38 @@ def test_numpy_and_pytorch_steps_are_bit_equal(seed, shape, dtype):
 
 def test_long_rows_are_counted_as_short_ones_are(monkeypatch):
     values = entries(3, (5, 2000))
-    expected = share_near_zero(values)
+    expected = fraction_near_zero(values)
     monkeypatch.setattr(sparsity, "MIN_ROW_ENTRIES", 10**6)
-    assert torch.equal(share_near_zero(values), expected)
+    assert torch.equal(fraction_near_zero(values), expected)
 
 
 def test_threads_do_not_change_the_value(monkeypatch):
     values = entries(4, (9, 40))
-    expected = share_near_zero(values)
+    expected = fraction_near_zero(values)
     monkeypatch.setattr(sparsity, "CPU_CHUNK_ENTRIES", 80)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert torch.equal(share_near_zero(values), expected)
+    assert torch.equal(fraction_near_zero(values), expected)
 
 
 @pytest.mark.parametrize("block", [1, 3, 10**6])
 def test_the_blocks_do_not_matter(block, monkeypatch):
     values = entries(1, (7, 4, 3))
-    expected = share_near_zero(values)
+    expected = fraction_near_zero(values)
     monkeypatch.setattr(sparsity, "CPU_CHUNK_ENTRIES", block)
-    assert torch.equal(share_near_zero(values), expected)
+    assert torch.equal(fraction_near_zero(values), expected)
 
 
 def test_the_memory_layout_does_not_matter():
     values = entries(2, (3, 4, 5, 6))
     strided = values.to(memory_format=torch.channels_last)
-    assert torch.equal(share_near_zero(strided), share_near_zero(values))
+    assert torch.equal(fraction_near_zero(strided), fraction_near_zero(values))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_shares_do_not_suffer_from_a_narrow_type(dtype):
     values = torch.zeros(2, 100_000, dtype=dtype)
     values[:, ::4] = 1
-    assert share_near_zero(values).tolist() == [0.75, 0.75]
+    assert fraction_near_zero(values).tolist() == [0.75, 0.75]
 
 
 def test_value_is_difference_of_zero_fractions():
@@ -89,7 +89,7 @@ def test_value_is_difference_of_zero_fractions():
 
 
 def test_empty_or_unbatched_tensor_is_refused():
-    assert share_near_zero(torch.ones(0, 3)).shape == (0,)
+    assert fraction_near_zero(torch.ones(0, 3)).shape == (0,)
 
 
 @pytest.mark.parametrize("inplace", [False, True])

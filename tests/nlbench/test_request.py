@@ -11,7 +11,7 @@ from nlbench.request import (
     ExecutionOptions,
     Request,
     RunOptions,
-    options_of,
+    list_options,
     read_config,
     to_toml,
     write_request,
@@ -139,7 +139,7 @@ def test_glob_of_checkpoints_is_files_that_it_matches(tmp_path, monkeypatch):
         (tmp_path / name).touch()
     (tmp_path / "folder.pt").mkdir()
     monkeypatch.chdir(tmp_path)
-    weights = options_of(Request)["weights"]
+    weights = list_options(Request)["weights"]
 
     def read(*texts):
         return weights.parse_flags(texts, "--weights")
@@ -167,7 +167,7 @@ VALID = {
 
 @pytest.mark.parametrize("kind", [Request, ExecutionOptions, RunOptions])
 def test_flags_files_and_arguments_are_read_alike(tmp_path, kind):
-    flags = options_of(kind)
+    flags = list_options(kind)
     typed = {name: VALID[name] for name in flags if name in VALID}
     asked = {
         name: flags[name].parse_flags([text], f"--{name}")
@@ -196,7 +196,7 @@ def test_flags_files_and_arguments_are_read_alike(tmp_path, kind):
 
 def test_help_prints_every_default_and_flag_text():
     for kind in (Request, ExecutionOptions, RunOptions):
-        for name, one in options_of(kind).items():
+        for name, one in list_options(kind).items():
             assert one.help, name
             if one.default not in (None, "") and one.kind != "settings":
                 assert one.default_text, name

@@ -60,7 +60,7 @@ def files(tmp_path_factory):
     write_page(make_run(1, seeds=2), folder / "one.html")
     run = make_run(2, measures=("affinity", "r2", "absdev", "density"))
     renamed = [_renamed(record) for record in run.records]
-    manifest = {**run.manifest, **Manifest().of_records(renamed)}
+    manifest = {**run.manifest, **Manifest().describe_records(renamed)}
     write_page(Run(manifest, renamed), folder / "hostile.html")
     return folder
 

@@ -19,7 +19,7 @@ from nlbench.cli.app import app
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
 from nlbench.reports import compare
-from nlbench.reports.compare import check_comparison_file, compare_runs, difference_of
+from nlbench.reports.compare import check_comparison_file, compare_runs, compare_scores
 from nlbench.reports.exports import read_csv
 from nlbench.reports.panels import dumbbell_figure
 from nlbench.reports.tables import MeasureInfo, Score
@@ -37,7 +37,9 @@ def changed(run, measure, change, **facts):
         replace(r, result=change(r.result)) if r.measure.name == measure else r for r in run.records
     ]
     return Run(
-        {**run.manifest, **Manifest().of_records(records), **facts}, records, Path("runs/after")
+        {**run.manifest, **Manifest().describe_records(records), **facts},
+        records,
+        Path("runs/after"),
     )
 
 
@@ -145,7 +147,9 @@ def test_two_checkpoints_are_compared_fact_by_fact():
     first = make_run(1)
     facts = {"weights": "epoch=5.ckpt", "weights_hash": "other"}
     records = [replace(r, subject=replace(r.subject, **facts)) for r in first.records]
-    second = Run({**first.manifest, **Manifest().of_records(records)}, records, Path("runs/other"))
+    second = Run(
+        {**first.manifest, **Manifest().describe_records(records)}, records, Path("runs/other")
+    )
     comparison = compare_runs(first, second)
     names = [name for name, _, _ in comparison.explanations]
     # Their hashes differ because the weights do.
@@ -281,7 +285,7 @@ def test_cells_of_one_run_alone_are_said(before):
 
 def test_a_measure_of_one_run_alone_is_named(before):
     records = [r for r in before.records if r.measure.name != "absdev"]
-    manifest = {**before.manifest, **Manifest().of_records(records)}
+    manifest = {**before.manifest, **Manifest().describe_records(records)}
     fewer = Run(manifest, records, Path("runs/fewer"))
     assert compare_runs(before, fewer).alone == (("before", "absdev of every subject"),)
     assert compare_runs(fewer, before).alone == (("before", "absdev of every subject"),)
@@ -392,14 +396,16 @@ def test_rounding_is_no_change():
 
     for scale in (1e-30, 1.0, 1e30):
         first, second = (cell([scale * v for v in values]) for values in ((1, 2), (1 + 1e-12, 2.1)))
-        [d] = compare.mark_significant([difference_of("a", "m", first, second)])
+        [d] = compare.mark_significant([compare_scores("a", "m", first, second)])
         assert [p.is_significant for p in d.places] == [False, True]
 
 
 def renamed(run, **facts):
     """The same run with other facts of its subjects."""
     records = [replace(r, subject=replace(r.subject, **facts)) for r in run.records]
-    return Run({**run.manifest, **Manifest().of_records(records)}, records, Path("runs/renamed"))
+    return Run(
+        {**run.manifest, **Manifest().describe_records(records)}, records, Path("runs/renamed")
+    )
 
 
 def test_other_weights_are_named_once():
@@ -416,7 +422,7 @@ def test_facts_of_one_network_name_it(before):
         replace(r, subject=replace(r.subject, samples=9)) if r.subject.model == "vgg8" else r
         for r in before.records
     ]
-    after = Run({**before.manifest, **Manifest().of_records(records)}, records)
+    after = Run({**before.manifest, **Manifest().describe_records(records)}, records)
     (line,) = compare_runs(before, after).explanations
     assert line == ("vgg8: samples", "512", "9")
 

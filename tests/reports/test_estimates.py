@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.reports.compare import difference_of, mark_significant
+from nlbench.reports.compare import compare_scores, mark_significant
 from nlbench.reports.estimates import (
     Change,
     Estimate,
@@ -164,7 +164,7 @@ def test_equal_networks_rarely_change(keys, shared):
     changed = 0
     for _ in range(comparisons):
         cells = [drawn_cell(random, 6, key, shared) for key in keys]
-        [found] = mark_significant([difference_of("", "m", *cells)])
+        [found] = mark_significant([compare_scores("", "m", *cells)])
         changed += found.is_significant or any(d.is_significant for d in found.places)
     # Five in a hundred, and three standard deviations of that count.
     assert changed <= 0.05 * comparisons + 3 * math.sqrt(0.05 * 0.95 * comparisons)
@@ -179,6 +179,6 @@ def test_a_large_change_at_one_place_is_found():
         for p in after.places[:1]
     ]
     after = replace(after, places=(*moved, *after.places[1:]))
-    [found] = mark_significant([difference_of("", "m", before, after)])
+    [found] = mark_significant([compare_scores("", "m", before, after)])
     assert [d.is_significant for d in found.places] == [True, False, False, False, False, False]
     assert found.verdict.endswith("; 1 of 6 layers")

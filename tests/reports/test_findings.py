@@ -16,7 +16,7 @@ from nlbench.reports import population
 from nlbench.reports.agreement import Correlation, agreement
 from nlbench.reports.findings import findings, standout_places
 from nlbench.reports.leaderboard import leaderboard
-from nlbench.reports.population import Population, population_of
+from nlbench.reports.population import Population, find_population
 from nlbench.reports.remarks import Gap, gaps
 from nlbench.reports.tables import MeasureInfo, Score, Scores
 
@@ -136,13 +136,13 @@ def test_single_networks_are_placed_among_references(conftest, monkeypatch, valu
 def test_a_population_has_at_least_five_networks(monkeypatch, networks, is_placed):
     entry = {"version": "1", "options": {}, "values": {f"n{i}": i / 10 for i in range(networks)}}
     monkeypatch.setattr(population, "_load", lambda: {"m": entry})
-    assert (population_of("m", MeasureInfo.from_dict(LESS)) is not None) is is_placed
+    assert (find_population("m", MeasureInfo.from_dict(LESS)) is not None) is is_placed
 
 
 def test_without_a_file_there_is_no_population(tmp_path, monkeypatch):
     monkeypatch.setattr(population, "FILE", tmp_path / "missing.json")
     population._load.cache_clear()
-    assert population_of("affinity", MeasureInfo.from_dict(LESS)) is None
+    assert find_population("affinity", MeasureInfo.from_dict(LESS)) is None
     population._load.cache_clear()
 
 
@@ -225,13 +225,13 @@ def test_a_value_is_placed_among_the_reference_networks(tmp_path, monkeypatch):
     (tmp_path / "reference.json").write_text(json.dumps(content))
     monkeypatch.setattr(population, "FILE", tmp_path / "reference.json")
     population._load.cache_clear()
-    found = population_of("m", MeasureInfo.from_dict(LESS))
+    found = find_population("m", MeasureInfo.from_dict(LESS))
     assert found is not None
     assert found.sentence(0.25).startswith("More nonlinear than 70 % of 10 reference networks")
-    assert population_of("m", MeasureInfo.from_dict({**LESS, "version": "2"})) is None
-    assert population_of("m", MeasureInfo.from_dict({**LESS, "options": {"ridge": 1}})) is None
-    assert population_of("m", MeasureInfo.from_dict({**LESS, "more_means": "neither"})) is None
-    assert population_of("other", MeasureInfo.from_dict(LESS)) is None
+    assert find_population("m", MeasureInfo.from_dict({**LESS, "version": "2"})) is None
+    assert find_population("m", MeasureInfo.from_dict({**LESS, "options": {"ridge": 1}})) is None
+    assert find_population("m", MeasureInfo.from_dict({**LESS, "more_means": "neither"})) is None
+    assert find_population("other", MeasureInfo.from_dict(LESS)) is None
     population._load.cache_clear()
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_scores import Replicates, scores_of
 
-from nlbench.reports.leaderboard import family_of, leaderboard, leaderboard_frame
+from nlbench.reports.leaderboard import leaderboard, leaderboard_frame, parse_family
 from nlbench.reports.tables import mean_score
 
 LESS, MORE = {"more_means": "less nonlinear"}, {"more_means": "more nonlinear"}
@@ -215,12 +215,12 @@ def test_absent_cells_differ_from_undefined_ones(conftest) -> None:
 
 def test_families_are_the_leading_letters_of_names() -> None:
     names = ("torchvision/resnet18", "vit_b_16", "vgg", "3layer", "zoo/a/mixer-7")
-    assert [*map(family_of, names)] == ["resnet", "vit", "vgg", "3layer", "mixer"]
+    assert [*map(parse_family, names)] == ["resnet", "vit", "vgg", "3layer", "mixer"]
 
 
 @given(st.text(max_size=20))
 def test_every_name_has_a_family(name) -> None:
-    assert family_of(name) != "" or name.rpartition("/")[2] == ""
+    assert parse_family(name) != "" or name.rpartition("/")[2] == ""
 
 
 def test_weights_named_by_seed_are_one_network(conftest) -> None:

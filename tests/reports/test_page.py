@@ -21,7 +21,7 @@ from nlbench.reports import page as page_module
 from nlbench.reports.embedded import read_page, unpack
 from nlbench.reports.exports import to_latex
 from nlbench.reports.leaderboard import leaderboard
-from nlbench.reports.page import is_page_of, render_page, write_page
+from nlbench.reports.page import is_current_page, render_page, write_page
 from nlbench.store.manifest import Manifest
 from nlbench.store.run import Run, load_run
 
@@ -339,7 +339,9 @@ def test_core_runs_give_a_page_with_readings(tmp_path) -> None:
         probe={"name": "sites", "options": {"reduction": "spatial"}},
         result=result,
     )
-    folder = Run(Manifest(device="cpu").of_records([record]), [record]).save(tmp_path / "saved")
+    folder = Run(Manifest(device="cpu").describe_records([record]), [record]).save(
+        tmp_path / "saved"
+    )
     html = render_page(load_run(folder))
     page = Page(html)
     assert "saved" in page.text
@@ -451,9 +453,9 @@ def test_a_page_is_renewed_whatever_its_time(tmp_path, capsys) -> None:
     page = newer / "report.html"
     page.write_bytes((older / "report.html").read_bytes())
     os.utime(page, (2**32, 2**32))
-    assert is_page_of(load_run(older), page)
+    assert is_current_page(load_run(older), page)
     show_run(load_run(newer), True)
-    assert is_page_of(load_run(newer), page)
+    assert is_current_page(load_run(newer), page)
     assert "absdev" in Page(page.read_text(encoding="utf-8")).text
 
 
@@ -475,7 +477,7 @@ def test_what_is_no_page_is_of_no_run(run, tmp_path, old) -> None:
         page.mkdir()
     elif old == "text":
         page.write_text("old")
-    assert not is_page_of(run, page)
+    assert not is_current_page(run, page)
 
 
 def exported(html: str, form: str) -> str:

@@ -8,7 +8,7 @@ import zlib
 import pytest
 from PIL import Image, PngImagePlugin
 
-from nlbench.reports.planes import MAX_PICTURE_BYTES, planes_of
+from nlbench.reports.planes import MAX_PICTURE_BYTES, load_planes
 
 
 def chunk(kind, data):
@@ -58,11 +58,11 @@ def test_a_strange_file_is_omitted(planes, tmp_path, kind):
     else:
         file.write_bytes((planes / "a.png").read_bytes()[:20])
     with pytest.warns(UserWarning, match=r"b\.png"):
-        pictures = planes_of(planes.parent)
+        pictures = load_planes(planes.parent)
     assert [caption for _, caption in pictures] == ["mine"]
 
 
 def test_a_linked_folder_is_not_read(planes, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "planes").symlink_to(planes)
-    assert planes_of(tmp_path / "other") == ()
+    assert load_planes(tmp_path / "other") == ()

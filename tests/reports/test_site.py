@@ -158,7 +158,7 @@ def test_citing_opens_nothing_that_a_manifest_names(tmp_path, monkeypatch, group
         change = {group: name} if group in fields else {"weights_metadata": {group: name}}
         other = replace(record, subject=replace(record.subject, **change))
         folder = tmp_path / "runs" / str(len(list(tmp_path.glob("runs/*"))))
-        Run({**run.manifest, **Manifest().of_records([other])}, [other]).save(folder)
+        Run({**run.manifest, **Manifest().describe_records([other])}, [other]).save(folder)
         with monkeypatch.context() as patch:
             patch.setattr("nlbench.registry.load", opened := Mock(wraps=registry.load))
             status, _, error = nlbench("cite", folder)

@@ -5,7 +5,7 @@ import math
 import pytest
 from made_signatures import make_signatures
 
-from nlbench.studies.accuracy import AccuracyStudy, airfoil_networks, pearson, with_accuracy
+from nlbench.studies.accuracy import AccuracyStudy, add_accuracy, airfoil_networks, pearson
 from nlbench.studies.airfoils import SIZES
 from nlbench.studies.history import signature_statistics
 from nlbench.studies.shared.classifiers import CLASSIFIERS
@@ -14,7 +14,7 @@ from nlbench.studies.shared.classifiers import CLASSIFIERS
 @pytest.fixture(scope="module")
 def stated():
     run = make_signatures({(n, "trained", "imagenet", 0): [0.1, 0.2] for n in CLASSIFIERS})
-    return with_accuracy(signature_statistics(run)).set_index("network")
+    return add_accuracy(signature_statistics(run)).set_index("network")
 
 
 def answers(stated, signature):

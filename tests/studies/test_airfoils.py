@@ -32,7 +32,7 @@ def findings(measures, drawn=None):
         for size, value in zip(SIZES, values, strict=True)
         for seed in range(2)
     ]
-    return Airfoils().analyse({"run": Run(Manifest().of_records(records), records)})
+    return Airfoils().analyse({"run": Run(Manifest().describe_records(records), records)})
 
 
 RISING = list(range(8))

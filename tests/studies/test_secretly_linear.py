@@ -59,7 +59,7 @@ def run_of(networks):
         for (model, weights, seed), rows in networks.items()
         for measure in USUAL
     ]
-    return Run(Manifest().of_records(records), records)
+    return Run(Manifest().describe_records(records), records)
 
 
 def mlps(scores, costs):

@@ -65,7 +65,7 @@ def planted(slope, gap, seeds=8, spread=0.05, epochs=30):
                 length = 6 - step + 0.1 * random.normal()
                 accuracy = BEST - slope * kernel - gap * (mode == "from-start")
                 add(mode, omega, seed, accuracy, length, kernel)
-    return {part: Run(Manifest().of_records(rows), rows) for part, rows in records.items()}
+    return {part: Run(Manifest().describe_records(rows), rows) for part, rows in records.items()}
 
 
 def words(runs):

@@ -3,8 +3,8 @@
 import torch
 
 from nlbench.models.training.recipes import vanilla
-from nlbench.models.training.tasks import task_of
+from nlbench.models.training.tasks import get_task
 
 
 def accuracy(model, split, dataset):
-    return task_of(dataset, vanilla, 0).accuracy(model, split, torch.device("cpu"))
+    return get_task(dataset, vanilla, 0).accuracy(model, split, torch.device("cpu"))

@@ -109,7 +109,7 @@ def make_run(networks=8, measures=tuple(MEASURES), seeds=1, sites=None, paths=8)
         "environment": machine,
         "device": "cpu",
         "seconds": 83.2,
-        **Manifest().of_records(records),
+        **Manifest().describe_records(records),
     }
     return Run(manifest, records)
 

@@ -41,10 +41,10 @@ def make_signatures(signatures, measure="affinity", statistic="value"):
                 ),
             )
         )
-    return Run(Manifest().of_records(records), records)
+    return Run(Manifest().describe_records(records), records)
 
 
 def merge_runs(*runs):
     """Merge runs of the same subjects by several measures."""
     records = [record for run in runs for record in run.records]
-    return Run(Manifest().of_records(records), records)
+    return Run(Manifest().describe_records(records), records)

@@ -41,4 +41,4 @@ def record(measure, setting, seed, numbers, summary=None, *, fits=1.0):
 
 def run_of(records):
     records = list(records)
-    return Run(Manifest().of_records(records), records)
+    return Run(Manifest().describe_records(records), records)

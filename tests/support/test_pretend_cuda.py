@@ -19,7 +19,7 @@ from nlbench.introspection.random_state import RandomStream, preserve_rng_state,
 from nlbench.measures.affinity import affinity_score
 from nlbench.measures.cka import linear_cka
 from nlbench.measures.r2 import r2_score
-from nlbench.measures.sparsity import share_near_zero
+from nlbench.measures.sparsity import fraction_near_zero
 from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import vanilla
 from nlbench.probes.function import directional_derivative
@@ -371,7 +371,7 @@ FUNCTIONS = {
     "directions": lambda model, x: direction_paths(x[:2], 2, 1.0),
     "gradients": lambda m, x: direction_paths(x[:2], 2, 1.0, kind="gradient", model=m),
     "noise": lambda model, x: noise_paths(x, 1, 2, 0),
-    "near zero": lambda model, x: share_near_zero(x),
+    "near zero": lambda model, x: fraction_near_zero(x),
 }
 
 

@@ -11,10 +11,10 @@ Everything else is a fact in `table`.
 
 from .registry import Operation as Operation
 from .registry import activation as activation
+from .registry import add_dimensions as add_dimensions
 from .registry import axis_rule as axis_rule
 from .registry import fact as fact
 from .registry import graph_rule as graph_rule
-from .registry import in_each_dimension as in_each_dimension
 from .registry import known as known
 from .registry import line_rule as line_rule
 from .registry import load_errors as load_errors

@@ -31,7 +31,7 @@ import torch
 from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from nlbench.errors import PluginError, RequestError, message_of
+from nlbench.errors import PluginError, RequestError, error_message
 from nlbench.parsers import unique
 from nlbench.registry import entry_points
 from nlbench.signals import raise_interruption
@@ -196,7 +196,7 @@ def register_aspect(
     both sources: the module and function of each.
     """
     with _LOCK:
-        entry = entry_of(name)
+        entry = get_entry(name)
         if aspect in entry.sources:
             if all(_is_same(getattr(entry, key), value) for key, value in values.items()):
                 return entry
@@ -212,8 +212,8 @@ def register_aspect(
         return entry
 
 
-def entry_of(name: str) -> Operation:
-    """Return an operation's entry without loading plugins; create it if there is none."""
+def get_entry(name: str) -> Operation:
+    """Return or create an operation's entry without loading plugins."""
     with _LOCK:
         return _OPERATIONS.setdefault(name, Operation(name))
 
@@ -221,11 +221,11 @@ def entry_of(name: str) -> Operation:
 def _is_same(first: Any, second: Any) -> bool:
     """Return True for equal values, or functions from two runs of the same notebook cell."""
     if callable(first) and callable(second) and getattr(first, "__module__", "") == "__main__":
-        return source_of(first) == source_of(second)
+        return describe_function(first) == describe_function(second)
     return bool(first == second)
 
 
-def source_of(function: Any) -> str:
+def describe_function(function: Any) -> str:
     """Return the module and name of a function, for messages."""
     module = getattr(function, "__module__", "") or "an unknown module"
     return f"{module}.{getattr(function, '__qualname__', type(function).__name__)}"
@@ -241,7 +241,9 @@ def _rule(
 
     def register(rule: RuleMaker) -> RuleMaker:
         for name in names:
-            register_aspect(name, aspect, source_of(rule), caveat, **{aspect: rule}, **values)
+            register_aspect(
+                name, aspect, describe_function(rule), caveat, **{aspect: rule}, **values
+            )
         return rule
 
     return register
@@ -281,7 +283,10 @@ def activation(
 
 
 def fact(aspect: str, value: str, *names: str) -> None:
-    """Register a fact about operations; see `FACTS`."""
+    """Register a fact about operations.
+
+    See `FACTS`.
+    """
     for name in names:
         register_aspect(name, aspect, __name__, **{aspect: value})
 
@@ -299,7 +304,10 @@ def operation(func: Callable[..., Any]) -> Operation:
 
 
 def known(name: str) -> Operation:
-    """Return an operation by name; an entry without facts if nothing is known about it."""
+    """Return an operation by name.
+
+    The entry has no facts if nothing is known about the operation.
+    """
     load_operations()
     return _OPERATIONS.get(name) or Operation(name)
 
@@ -351,7 +359,7 @@ def load_operations(probe: str = "") -> None:
                 except BaseException as error:
                     raise_interruption(error)
                     # A plugin's import can fail in any way; other operations remain available.
-                    reason = f"{type(error).__name__}: {message_of(error)}".splitlines()[0]
+                    reason = f"{type(error).__name__}: {error_message(error)}".splitlines()[0]
                     owner = point.dist.name if point.dist else point.value
                     _PLUGINS.errors.append(
                         f"operations '{point.name}' of {owner} are missing: {reason}"
@@ -400,12 +408,12 @@ def _plain_name(func: Any) -> str:
     return str(name.removesuffix("_"))
 
 
-def in_each_dimension(*names: str) -> tuple[str, ...]:
+def add_dimensions(*names: str) -> tuple[str, ...]:
     """Return the names of operations that exist in one, two and three dimensions.
 
     Examples
     --------
-    >>> in_each_dimension("conv")
+    >>> add_dimensions("conv")
     ('conv1d', 'conv2d', 'conv3d')
     """
     return tuple(f"{name}{axes}d" for name in names for axes in (1, 2, 3))
@@ -496,19 +504,21 @@ def register_op(
         bends = f"at {where}" if points else ""
         register_aspect(name, "line", source, caveat, kinks=points, bends=bends)
     if line is not None:
-        register_aspect(name, "line", source_of(line), caveat, line=line, bends="by its own rule")
+        register_aspect(
+            name, "line", describe_function(line), caveat, line=line, bends="by its own rule"
+        )
     if graph is not None:
-        register_aspect(name, "graph", source_of(graph), caveat, graph=graph)
+        register_aspect(name, "graph", describe_function(graph), caveat, graph=graph)
     if axes is not None:
         arranges = facts.pop("arranges", "moves")
-        register_aspect(name, "axes", source_of(axes), axes=axes, arranges=arranges)
+        register_aspect(name, "axes", describe_function(axes), axes=axes, arranges=arranges)
     if kind:
         register_aspect(name, "kind", source, kind=kind, modules=tuple(modules), gates=gates)
     for aspect, value in facts.items():
         register_aspect(name, aspect, source, **{aspect: value})
     if is_function:
         _make_visible(op)
-    return entry_of(name)
+    return get_entry(name)
 
 
 def _validate_facts(name: str, facts: dict[str, str]) -> None:

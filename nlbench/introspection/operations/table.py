@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from .registry import activation, fact, in_each_dimension
+from .registry import activation, add_dimensions, fact
 
 _MODULES = [value for value in vars(nn).values() if isinstance(value, type)]
 
@@ -64,8 +64,8 @@ fact("arranges", "resizes", "interpolate")
 
 fact(
     "channels", "second",
-    *in_each_dimension("conv", "conv_transpose", "max_pool", "avg_pool", "lp_pool"),
-    *in_each_dimension("adaptive_avg_pool", "adaptive_max_pool"),
+    *add_dimensions("conv", "conv_transpose", "max_pool", "avg_pool", "lp_pool"),
+    *add_dimensions("adaptive_avg_pool", "adaptive_max_pool"),
     "batch_norm", "group_norm", "instance_norm",
 )  # fmt: skip
 fact(
@@ -82,7 +82,7 @@ fact(
     "combines", "quotient", "div", "divide", "itruediv", "rtruediv", "true_divide", "truediv"
 )  # fmt: skip
 fact("combines", "contraction", "addmm", "baddbmm", "bmm", "einsum", "matmul", "mm", "rmatmul")
-fact("combines", "layer", "embedding", "linear", *in_each_dimension("conv"))
+fact("combines", "layer", "embedding", "linear", *add_dimensions("conv"))
 fact("combines", "joins", "cat", "concat", "concatenate", "stack")
 
 fact(

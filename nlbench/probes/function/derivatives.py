@@ -165,11 +165,14 @@ def _differentiate(
         if unsupported is None:
             raise
     operation = unsupported.group(1) or "an autograd function of the model's own"
-    return _by_double_backward(function, inputs, directions, operation)
+    return _differentiate_twice(function, inputs, directions, operation)
 
 
 def dual(value: Tensor, tangent: Tensor) -> Tensor:
-    """Pair a value with its tangent; call inside `torch.autograd.forward_ad.dual_level`."""
+    """Pair a value with its tangent.
+
+    Call this function inside `torch.autograd.forward_ad.dual_level`.
+    """
     _load_rules()
     pair: Tensor = forward_ad.make_dual(value, tangent)  # type: ignore[no-untyped-call]
     return pair
@@ -183,7 +186,7 @@ def _load_rules() -> None:
         forward_ad.make_dual(torch.zeros(1), torch.zeros(1))  # type: ignore[no-untyped-call]
 
 
-def _by_double_backward(
+def _differentiate_twice(
     function: Callable[[Tensor], Tensor], inputs: Tensor, directions: Tensor, operation: str
 ) -> tuple[Tensor, Tensor]:
     with torch.enable_grad(), _without_cudnn():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import Undefined
-from nlbench.introspection.attention import with_plain_attention, without_fast_path
+from nlbench.introspection.attention import disable_fused_attention, without_fast_path
 from nlbench.introspection.autodiff import direct_checkpoints, undefined_without_gradient
 from nlbench.introspection.batch_independence import (
     CHANGES,
@@ -116,7 +116,10 @@ class PreciseFunction:
             return None
 
     def check(self, inputs: Tensor, mode: DerivativeMode, limit: int | None) -> None:
-        """Check the derivative at a few samples; see `check_derivative`."""
+        """Check the derivative at a few samples.
+
+        See `check_derivative`.
+        """
         if not len(inputs):
             return
         # A sample takes twice the memory in float64.
@@ -169,7 +172,7 @@ def observe_function(
     with (
         evaluation_mode(model),
         without_fast_path(),
-        with_plain_attention(),
+        disable_fused_attention(),
         direct_checkpoints(),
     ):
         for index, batch in enumerate(batches):

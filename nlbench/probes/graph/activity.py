@@ -96,7 +96,8 @@ class _ActivityObserver(SiteNames):
         entries = unit.entries.reshape(lead + unit.entries.shape)
         positions = [axis for axis in range(fraction.ndim) if entries.shape[axis] == 1]
         fraction = fraction.mean(positions, keepdim=True) if positions else fraction
-        fraction, flat = fraction.cpu().double().reshape(-1), entries.reshape(-1)
+        fraction = fraction.cpu().double().reshape(-1)
+        flat = entries.reshape(-1)
         is_unit = flat >= 0
         total = torch.zeros(unit.size, dtype=torch.float64)
         count = torch.bincount(flat[is_unit], minlength=unit.size)

@@ -70,7 +70,7 @@ class Units:
         return len(self.sources)
 
 
-def _without_samples() -> Mapping[str, Tensor]:
+def _raise_without_samples() -> Mapping[str, Tensor]:
     raise Undefined("there are no samples, so it isn't known how active the units are")
 
 
@@ -95,7 +95,7 @@ class ChannelGraph:
 
     steps: tuple[Inputs | Merge | Units, ...]
     outputs: Tensor
-    activity: Callable[[], Mapping[str, Tensor]] = _without_samples
+    activity: Callable[[], Mapping[str, Tensor]] = _raise_without_samples
     samples: int = 0
 
     @property
@@ -131,7 +131,8 @@ def walked_length(graph: ChannelGraph, activity: Mapping[str, Tensor] | None = N
     length = torch.zeros(graph.nodes, dtype=torch.float64)
     end = 0
     for step in graph.steps:
-        begin, end = end, end + step.size
+        begin = end
+        end = end + step.size
         if isinstance(step, Units):
             length[begin:end] = length[step.sources] + _activity(step, activity)
         elif isinstance(step, Merge):
@@ -152,7 +153,8 @@ def counted_lengths(graph: ChannelGraph, activity: Mapping[str, Tensor] | None =
     exponent = torch.zeros(graph.nodes, dtype=torch.int32)
     end = 0
     for step in graph.steps:
-        begin, end = end, end + step.size
+        begin = end
+        end = end + step.size
         if isinstance(step, Units):
             paths[begin:end] = paths[step.sources]
             exponent[begin:end] = exponent[step.sources]
@@ -174,7 +176,8 @@ def _sum(
     paths: Tensor, total: Tensor, exponent: Tensor, sources: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the sums of paths and of lengths over rows of sources (m, k), and their exponents."""
-    is_node, nodes = sources >= 0, sources.clamp(min=0)
+    is_node = sources >= 0
+    nodes = sources.clamp(min=0)
     exponents = exponent[nodes]
     lowest = torch.iinfo(torch.int32).min // 2
     largest = exponents.where(is_node, lowest).amax(1, keepdim=True)
@@ -233,7 +236,10 @@ class Builder:
         return self._add(Inputs(count))
 
     def reduce(self, nodes: Tensor, axes: Sequence[int], keep: bool = False) -> Tensor:
-        """Merge entries along axes; where all belong to one channel, they keep its node."""
+        """Merge entries along axes.
+
+        Entries that all belong to one channel keep its node.
+        """
         axes = sorted(axis % nodes.ndim for axis in axes)
         full = [1 if axis in axes else size for axis, size in enumerate(nodes.shape)]
         small, rows = _rows(nodes, axes)
@@ -262,10 +268,14 @@ class Builder:
         return mixed.expand(*shape)
 
     def merge(self, first: Tensor, second: Tensor) -> Tensor:
-        """Merge two tensors elementwise, as an addition does; a constant adds no branch."""
+        """Merge two tensors elementwise, as an addition does.
+
+        A constant adds no branch.
+        """
         shape = _broadcast(first, second)[0].shape
         a, b = _broadcast(compact(first), compact(second))
-        flat_a, flat_b = a.reshape(-1), b.reshape(-1)
+        flat_a = a.reshape(-1)
+        flat_b = b.reshape(-1)
         merged = torch.maximum(flat_a, flat_b)
         both = (flat_a >= 0) & (flat_b >= 0)
         pairs, inverse = _distinct_pairs(flat_a[both], flat_b[both])
@@ -278,7 +288,8 @@ class Builder:
         An entry keeps its channel if `times`, its number of earlier occurrences, is 0.
         """
         small, times = _broadcast(compact(nodes), times)
-        flat, before = small.reshape(-1), times.reshape(-1)
+        flat = small.reshape(-1)
+        before = times.reshape(-1)
         recurs = (flat >= 0) & (before > 0)
         pairs, inverse = _distinct_pairs(flat[recurs], before[recurs])
         result = flat.clone()
@@ -330,7 +341,10 @@ class Builder:
         return merged
 
     def _mix_rows(self, rows: Tensor, copies: int) -> Tensor:
-        """Mix each row into new nodes, (m, k) to (m, copies); constants remain constant."""
+        """Mix each row into new nodes, (m, k) to (m, copies).
+
+        Constants remain constant.
+        """
         mixed = torch.full((len(rows), copies), -1)
         has_nodes = (rows >= 0).any(1)
         if has_nodes.any():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from nlbench.errors import NlbenchError, RequestError, UnsupportedOperation, first_line
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.axes import channel_axes
-from nlbench.introspection.model_copy import tensors_of
+from nlbench.introspection.model_copy import iter_tensors
 from nlbench.introspection.model_output import validated_tensor
 from nlbench.introspection.model_state import (
     evaluation_mode,
@@ -139,7 +139,7 @@ def _placeholders(model: nn.Module) -> dict[str, Tensor]:
         id(tensor)
         for module in model.modules()
         if isinstance(module, nn.PReLU)
-        for tensor in tensors_of(module)
+        for tensor in iter_tensors(module)
     }
     empty: dict[int, Tensor] = {}
     placeholders = {}

@@ -21,13 +21,16 @@ from torch import Tensor
 
 from nlbench.errors import Undefined
 from nlbench.introspection.function_calls import FunctionCall, tensors_in
-from nlbench.introspection.operations import graph_rule, in_each_dimension
+from nlbench.introspection.operations import add_dimensions, graph_rule
 
 from .channel_graph import Builder, compact, concatenate, differs, expand_constant, varies
 
 
 class UnfollowableCall(Exception):
-    """Raised if the rules can't follow a call; the tracker adds its place to the message."""
+    """Raised if the rules can't follow a call.
+
+    The tracker adds its place to the message.
+    """
 
 
 class ChannelCall(FunctionCall):
@@ -44,11 +47,15 @@ class ChannelCall(FunctionCall):
         builder: Builder,
     ) -> None:
         super().__init__(call.function, call.args, call.kwargs)
-        self.output, self.site, self.builder = output, site, builder
-        self.nodes_of, self.channel_of, self.real = nodes_of, channel_of, real
+        self.output = output
+        self.site = site
+        self.builder = builder
+        self.nodes_of = nodes_of
+        self.channel_of = channel_of
+        self.real = real
 
     def nodes(self, value: Any) -> Tensor:
-        """Return the nodes of a tensor; -1 for a constant."""
+        """Return the nodes of a tensor, with -1 for a constant."""
         nodes = self.nodes_of(value)
         return torch.full((), -1).expand(tuple(value.shape)) if nodes is None else nodes
 
@@ -76,7 +83,8 @@ class ChannelCall(FunctionCall):
 
         A channel that is repeated along the channel axis becomes several channels.
         """
-        nodes, channel = self.nodes(tensor), self.channel_of(tensor)
+        nodes = self.nodes(tensor)
+        channel = self.channel_of(tensor)
         expanded = nodes.expand(self.shape)
         if channel is None or nodes.shape[channel] > 1:
             return expanded
@@ -116,7 +124,8 @@ def _glu(call: ChannelCall) -> Tensor:
 @graph_rule("prelu")
 def _prelu(call: ChannelCall) -> Tensor:
     """Follow PReLU, whose units are linear where the slope is 1."""
-    nodes, weight = call.first, call.real(call.argument(1, "weight"))
+    nodes = call.first
+    weight = call.real(call.argument(1, "weight"))
     call.require_only(call.argument(0, "input"))
     if weight.is_meta:
         raise Undefined(f"{call.site}: its slopes have no numbers, the model is on the device meta")
@@ -221,7 +230,8 @@ def multi_head(call: ChannelCall) -> Tensor | tuple[Tensor, Tensor]:
     """Follow attention on (tokens, batch, channels) tensors, including its projections."""
     inputs = [call.argument(i, name) for i, name in enumerate(("query", "key", "value"))]
     call.require_only(*inputs)
-    builder, heads = call.builder, int(call.argument(4, "num_heads"))
+    builder = call.builder
+    heads = int(call.argument(4, "num_heads"))
     width = int(call.argument(3, "embed_dim_to_check"))
     # Attention mixes all positions, so each projection is reduced to a single vector of channels.
     flat = [
@@ -311,7 +321,8 @@ def _expand(call: ChannelCall) -> Tensor:
 
 def _distinguish_copies(call: ChannelCall, source: Tensor, constant: Tensor) -> None:
     """Record that a constant may cause copies of a position to differ."""
-    nodes, channel = call.nodes(source), call.channel_of(source)
+    nodes = call.nodes(source)
+    channel = call.channel_of(source)
     for axis in range(-constant.ndim, 0):
         place = source.ndim + axis
         if constant.shape[axis] < 2 or (channel is not None and place == channel):
@@ -322,7 +333,10 @@ def _distinguish_copies(call: ChannelCall, source: Tensor, constant: Tensor) -> 
 
 
 def _select_entries(call: ChannelCall, axes: Iterable[int]) -> Tensor:
-    """Follow selected entries; if a channel is selected again, the copy is a new channel."""
+    """Follow selected entries.
+
+    If a channel is selected again, the copy is a new channel.
+    """
     source = call.argument(0, "input")
     nodes: Tensor = _move(call)
     if not any(call.holds_channels(source, axis) for axis in axes):
@@ -348,7 +362,8 @@ def _getitem(call: ChannelCall) -> Tensor:
     parts = tuple(torch.as_tensor(p) if isinstance(p, _INDICES) else p for p in parts)
     widths = [_width(part) for part in parts]
     hidden = source.ndim - sum(widths)
-    axes, axis = [], 0
+    axes = []
+    axis = 0
     for part, width in zip(parts, widths, strict=True):
         if isinstance(part, Tensor) and part.dtype not in (torch.bool, torch.uint8):
             axes.append(axis)
@@ -386,7 +401,8 @@ def _repeat(call: ChannelCall) -> Tensor:
     counts = call.kwargs.get("repeats", call.kwargs.get("dims", call.args[1:]))
     counts = list(counts[0] if counts and isinstance(counts[0], Sequence) else counts)
     call.require_constant(counts)
-    source, nodes = call.argument(0, "input"), call.first
+    source = call.argument(0, "input")
+    nodes = call.first
     rank = max(len(counts), nodes.ndim)
     lead = rank - nodes.ndim
     nodes = nodes.reshape((1,) * lead + tuple(nodes.shape))
@@ -425,7 +441,7 @@ def _linear(call: ChannelCall) -> Tensor:
     return call.builder.mix(call.nodes(source), call.shape[-1])
 
 
-@graph_rule(*in_each_dimension("conv", "conv_transpose"))
+@graph_rule(*add_dimensions("conv", "conv_transpose"))
 def _convolution(call: ChannelCall) -> Tensor:
     source = call.argument(0, "input")
     call.require_only(source)
@@ -437,11 +453,12 @@ def _convolution(call: ChannelCall) -> Tensor:
 
 
 @graph_rule(
-    *in_each_dimension("max_pool", "avg_pool", "lp_pool", "adaptive_avg_pool", "adaptive_max_pool")
+    *add_dimensions("max_pool", "avg_pool", "lp_pool", "adaptive_avg_pool", "adaptive_max_pool")
 )
 def _pool(call: ChannelCall) -> Tensor:
     """Merge positions along the last axes."""
-    nodes, axes = call.first, range(-int(call.name[-2]), 0)
+    nodes = call.first
+    axes = range(-int(call.name[-2]), 0)
     positions = call.builder.positions
     is_dilated = "max" in call.name and call.argument(4, "dilation", 1) not in (1, (1,) * len(axes))
     if "avg" not in call.name and (positions.joined or (positions.padded and is_dilated)):
@@ -494,8 +511,12 @@ _JOINED_POSITIONS = (
     "rsub", "rtruediv", "sub", "subtract", "true_divide", "truediv",
 )  # fmt: skip
 def _add_or_multiply(call: ChannelCall) -> Tensor:
-    """Follow sums and products; a constant adds no branch."""
-    first, second = call.argument(0, "input"), call.argument(1, "other")
+    """Follow sums and products.
+
+    A constant adds no branch.
+    """
+    first = call.argument(0, "input")
+    second = call.argument(1, "other")
     if call.kwargs.get("rounding_mode") is not None:
         raise UnfollowableCall("it rounds to whole numbers")
     flowing = [value for value in (first, second) if call.nodes_of(value) is not None]
@@ -536,7 +557,10 @@ def _addcmul(call: ChannelCall) -> Tensor:
 
 @graph_rule("lerp")
 def _interpolate_linearly(call: ChannelCall) -> Tensor:
-    """Follow a weighted sum of two tensors; a constant one adds no branch."""
+    """Follow a weighted sum of two tensors.
+
+    A constant one adds no branch.
+    """
     start, end, weight = (call.argument(i, n) for i, n in enumerate(("input", "end", "weight")))
     if call.nodes_of(weight) is not None:
         raise UnfollowableCall("its weight depends on the input")
@@ -545,7 +569,10 @@ def _interpolate_linearly(call: ChannelCall) -> Tensor:
 
 @graph_rule("cat", "concat", "concatenate")
 def _concatenate(call: ChannelCall) -> Tensor:
-    """Follow concatenation; a constant next to positions of a channel becomes part of it."""
+    """Follow concatenation.
+
+    A constant next to positions of a channel becomes part of it.
+    """
     axis = call.argument(1, "dim", call.kwargs.get("axis", 0)) % call.output.ndim
     tensors = [t for t in call.argument(0, "tensors") if t.ndim == call.output.ndim]
     nodes = [call.nodes(t) for t in tensors]
@@ -561,7 +588,7 @@ def _concatenate(call: ChannelCall) -> Tensor:
             positions.padded |= len(flowing) < len(nodes)
             positions.joined |= len(flowing) > 1 and not are_copies
             return pattern.expand([size if a == axis else -1 for a in range(pattern.ndim)])
-    return concatenate(_with_new_channels(call.builder, nodes), axis)
+    return concatenate(_separate_channels(call.builder, nodes), axis)
 
 
 @graph_rule("stack")
@@ -569,12 +596,13 @@ def _stack(call: ChannelCall) -> Tensor:
     """Follow stacking, which creates a channel axis."""
     axis = call.argument(1, "dim", 0) % call.output.ndim
     nodes = [call.nodes(tensor).unsqueeze(axis) for tensor in call.argument(0, "tensors")]
-    return concatenate(_with_new_channels(call.builder, nodes), axis)
+    return concatenate(_separate_channels(call.builder, nodes), axis)
 
 
-def _with_new_channels(builder: Builder, parts: Sequence[Tensor]) -> list[Tensor]:
+def _separate_channels(builder: Builder, parts: Sequence[Tensor]) -> list[Tensor]:
     """Create new channels for each part that shares channels with an earlier part."""
-    results, seen = [], torch.empty(0, dtype=torch.int64)
+    results = []
+    seen = torch.empty(0, dtype=torch.int64)
     for part in parts:
         nodes = torch.unique(compact(part))
         recurs = bool(torch.isin(nodes[nodes >= 0], seen).any())
@@ -589,7 +617,8 @@ def _pad(call: ChannelCall) -> Tensor:
     nodes = call.first
     pads = list(call.argument(1, "pad"))
     for index in range(len(pads) // 2):
-        axis, (before, after) = nodes.ndim - 1 - index, pads[2 * index : 2 * index + 2]
+        axis = nodes.ndim - 1 - index
+        (before, after) = pads[2 * index : 2 * index + 2]
         if before == 0 and after == 0:
             continue
         size = nodes.shape[axis] + before + after
@@ -637,14 +666,17 @@ def _setitem(call: ChannelCall) -> Tensor:
 
 @graph_rule("embedding")
 def _embed(call: ChannelCall) -> Tensor:
-    index, weight = call.argument(0, "input"), call.argument(1, "weight")
+    index = call.argument(0, "input")
+    weight = call.argument(1, "weight")
     call.require_only(index)
     return call.builder.mix(call.nodes(index)[..., None], int(weight.shape[1]))
 
 
 @graph_rule("masked_fill")
 def _masked_fill(call: ChannelCall) -> Tensor:
-    source, mask, value = call.args[0], call.argument(1, "mask"), call.argument(2, "value")
+    source = call.args[0]
+    mask = call.argument(1, "mask")
+    value = call.argument(2, "value")
     if any(isinstance(v, Tensor) and call.nodes_of(v) is not None for v in (mask, value)):
         raise UnfollowableCall("its mask or value depends on the input")
     call.builder.positions.padded = True

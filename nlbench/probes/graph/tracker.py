@@ -14,7 +14,7 @@ from nlbench.errors import Undefined, UnsupportedOperation
 from nlbench.introspection.function_calls import DispatchMode, FunctionCall, tensors_in, written_in
 from nlbench.introspection.known_functions import is_root_mean_square_norm, known_kind
 from nlbench.introspection.module_stack import HandwrittenCall, SiteName, SiteNames
-from nlbench.introspection.write_log import WriteLog, memory_of
+from nlbench.introspection.write_log import WriteLog, get_memory_key
 
 from .channel_graph import Builder, ChannelGraph, Units
 from .rules import ChannelCall, UnfollowableCall, unit
@@ -39,15 +39,17 @@ class DependentMemory(DispatchMode):
     def __init__(self, inputs: Iterable[Tensor]) -> None:
         super().__init__()
         # The tensors are kept alive so that their memory isn't reused.
-        self._reached: dict[Hashable, Tensor] = {memory_of(tensor): tensor for tensor in inputs}
+        self._reached: dict[Hashable, Tensor] = {
+            get_memory_key(tensor): tensor for tensor in inputs
+        }
 
     def reaches(self, tensor: Tensor) -> bool:
         """Return True if a tensor's memory depends on the input."""
-        return memory_of(tensor) in self._reached
+        return get_memory_key(tensor) in self._reached
 
     def forget(self, tensor: Tensor) -> None:
         """Treat a tensor as independent of the input."""
-        self._reached.pop(memory_of(tensor), None)
+        self._reached.pop(get_memory_key(tensor), None)
 
     def __torch_dispatch__(
         self,
@@ -60,7 +62,7 @@ class DependentMemory(DispatchMode):
         output = func(*args, **kwargs)
         if any(map(self.reaches, tensors_in((args, kwargs)))):
             for tensor in (*tensors_in((output,)), *written_in(func, args, kwargs)):
-                self._reached[memory_of(tensor)] = tensor
+                self._reached[get_memory_key(tensor)] = tensor
         return output
 
 
@@ -83,7 +85,8 @@ class ChannelTracker(SiteNames):
         # Integer inputs, such as token ids, have no channel axis.
         channels = [axis if tensor.is_floating_point() else None for tensor, axis in pairs]
         self.begin(*inputs, channels=channels)
-        self._real, self._memory = real, memory
+        self._real = real
+        self._memory = memory
         # Names are final only at the end of the pass; until then, the units of a call have a key.
         self._sites: dict[str, SiteName] = {}
         self._builder = Builder()
@@ -102,7 +105,7 @@ class ChannelTracker(SiteNames):
         self._add_inputs([output])  # An input may be returned unchanged.
         for refusal in self._refusals([output]):
             raise refusal
-        nodes = self._nodes_of(output)
+        nodes = self._find_nodes(output)
         graph = self._builder.graph(torch.empty(0).long() if nodes is None else nodes)
         if not len(graph.outputs):
             raise Undefined("the output doesn't depend on the input, so there are no paths")
@@ -116,7 +119,7 @@ class ChannelTracker(SiteNames):
         """Store the nodes of the input, which the module may overwrite."""
         self._add_inputs([handwritten.source])
         if not self._refusals([handwritten.source]):
-            self._sources[id(handwritten)] = self._nodes_of(handwritten.source)
+            self._sources[id(handwritten)] = self._find_nodes(handwritten.source)
 
     def handwritten_ends(
         self, handwritten: HandwrittenCall, output: Any, name: SiteName | None
@@ -134,7 +137,10 @@ class ChannelTracker(SiteNames):
             self._bind(output, nodes, changed=False)
 
     def _site(self, name: SiteName | None) -> str:
-        """Return a unique key for an activation call; empty for other calls."""
+        """Return a unique key for an activation call.
+
+        It is empty for other calls.
+        """
         if name is None:
             return ""
         site = name.text if name.text not in self._sites else f"{name.text} ({len(self._sites)})"
@@ -143,12 +149,13 @@ class ChannelTracker(SiteNames):
 
     def call(self, call: FunctionCall) -> Any:
         """Call a PyTorch function, and follow nodes through it."""
-        operands, operation = call.tensors, call.operation
+        operands = call.tensors
+        operation = call.operation
         if operation.takes != "metadata":
             self._add_inputs(operands)
         site = self._site(self.current)
         refusals = self._refusals(operands)
-        is_constant = not refusals and all(self._nodes_of(tensor) is None for tensor in operands)
+        is_constant = not refusals and all(self._find_nodes(tensor) is None for tensor in operands)
         if is_constant:
             return self._constant(call)
         if operation.truth == "comparison" and not refusals and self._are_tokens(operands):
@@ -169,7 +176,9 @@ class ChannelTracker(SiteNames):
 
     def _constant(self, call: FunctionCall) -> Any:
         """Run a call on constants, and refuse it if it computes with a mask of the input."""
-        output, operands, operation = call.run(), call.tensors, call.operation
+        output = call.run()
+        operands = call.tensors
+        operation = call.operation
         if not operation.ignores_values and any(tensor in self._masks for tensor in operands):
             results = list(tensors_in((output,)))
             self._masks.update(dict.fromkeys(results))
@@ -182,7 +191,8 @@ class ChannelTracker(SiteNames):
         self, call: FunctionCall, site: str, refusals: Sequence[UnsupportedOperation]
     ) -> Any:
         """Run a call on tensors that depend on the input, and follow their nodes."""
-        name, operands = call.name, call.tensors
+        name = call.name
+        operands = call.tensors
         # PReLU slopes have values, so they can't be combined with an input on the meta device.
         output = operands[0].clone() if name == "prelu" else call.run()
         is_assigned = name in ("setitem", "data") and output is None
@@ -199,7 +209,7 @@ class ChannelTracker(SiteNames):
                 call,
                 output,
                 site,
-                self._nodes_of,
+                self._find_nodes,
                 self.layouts.channel,
                 lambda tensor: self._real.get(id(tensor), tensor),
                 self._builder,
@@ -213,7 +223,7 @@ class ChannelTracker(SiteNames):
     def _are_tokens(self, operands: Iterable[Tensor]) -> bool:
         """Return True if all operands that depend on the input are integer inputs."""
         for tensor in operands:
-            nodes = self._nodes_of(tensor)
+            nodes = self._find_nodes(tensor)
             if nodes is not None and (
                 tensor.is_floating_point() or not self._tokens.issuperset(nodes.flatten().tolist())
             ):
@@ -221,7 +231,8 @@ class ChannelTracker(SiteNames):
         return True
 
     def _follow_nodes(self, call: ChannelCall, results: list[Tensor]) -> None:
-        rule, operands = call.operation.graph or (unit if call.site else None), call.tensors
+        rule = call.operation.graph or (unit if call.site else None)
+        operands = call.tensors
         if rule is None:
             raise UnfollowableCall("it is not known how it mixes channels")
         nodes = rule(call)
@@ -277,7 +288,7 @@ class ChannelTracker(SiteNames):
         self._nodes[tensor] = nodes
         self._writes.bind(tensor)
 
-    def _nodes_of(self, value: Any) -> Tensor | None:
+    def _find_nodes(self, value: Any) -> Tensor | None:
         nodes = self._nodes.get(value) if isinstance(value, Tensor) else None
         if nodes is None:
             return None

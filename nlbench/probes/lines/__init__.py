@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .trace import SegmentEstimate as SegmentEstimate
     from .trace import SegmentTrace as SegmentTrace
     from .trace import TracedSegment as TracedSegment
-    from .trace import bends as bends
+    from .trace import find_breakpoints as find_breakpoints
     from .trace import rounding as rounding
     from .trace import slope_changes as slope_changes
 

@@ -161,7 +161,8 @@ def trace_segments(
     if not len(starts):
         return
     device = precise_device(model, starts)
-    starts, ends = starts.detach(), ends.detach()
+    starts = starts.detach()
+    ends = ends.detach()
 
     def points(first: int, count: int) -> Tensor:
         """Return the ends of consecutive segments, (count, 2, *input)."""
@@ -235,7 +236,8 @@ class _Tracer:
         limit = max(MAX_CHECKED_POINTS, limit)
         needed = MIN_CHECKED_POINTS
         _, size = share_out(recorded.needs, self._device, self._memory, limit, needed=needed)
-        program, network = recorded.program, recorded.network
+        program = recorded.program
+        network = recorded.network
         with torch_threads(1):
             check_traces(program, network, points, traces, batch_points=size)
 
@@ -387,7 +389,7 @@ def observe_paths(
         evaluations=evaluations,
         budget=budget,
     )
-    yield from with_positions(traces, paths)
+    yield from add_positions(traces, paths)
 
 
 def segment_ends(paths: Tensor) -> tuple[Tensor, Tensor]:
@@ -395,7 +397,7 @@ def segment_ends(paths: Tensor) -> tuple[Tensor, Tensor]:
     return paths[:, :-1].flatten(0, 1), paths[:, 1:].flatten(0, 1)
 
 
-def with_positions(
+def add_positions(
     traces: Iterator[SegmentTrace | SegmentEstimate], paths: Tensor
 ) -> Iterator[TracedSegment]:
     """Yield traces with the indices of their path and segment."""

@@ -16,11 +16,12 @@ BINS = 160
 MAX_LOGITS = 3
 MAX_ROWS = 24
 MAX_SEGMENTS = 64
-STEPS_PER_PATH, MAX_STEPS_PER_SEGMENT = 480, 160
+STEPS_PER_PATH = 480
+MAX_STEPS_PER_SEGMENT = 160
 SIGNIFICANT_DIGITS = 5
 
 
-def drawing_of(observations: Sequence[TracedSegment]) -> dict[str, Any]:
+def make_drawing(observations: Sequence[TracedSegment]) -> dict[str, Any]:
     """Return the data for plotting a path or its first few segments, with rows of numbers as text.
 
     Keys are ``place``, ``method``, ``lengths`` of the segments, ``logits`` (those furthest from
@@ -34,7 +35,7 @@ def drawing_of(observations: Sequence[TracedSegment]) -> dict[str, Any]:
     >>> import torch
     >>> from nlbench.probes.lines import observe_paths
     >>> path = torch.tensor([[[-1.0], [1.0], [-1.0]]])
-    >>> drawing = drawing_of(list(observe_paths(torch.nn.ReLU(), path)))
+    >>> drawing = make_drawing(list(observe_paths(torch.nn.ReLU(), path)))
     >>> drawing["place"], drawing["lengths"], drawing["crossings"], drawing["logits"]
     ('path0', [2.0, 2.0], 2, [0])
     """
@@ -83,7 +84,8 @@ def _breakpoints(
 
 def _curve(trace: SegmentTrace | SegmentEstimate, points: int) -> NDArray[np.float64]:
     """Evaluate the network at evenly spaced points of a segment: (points, k)."""
-    t, values = trace.t.cpu().numpy(), trace.values.cpu().numpy()
+    t = trace.t.cpu().numpy()
+    values = trace.values.cpu().numpy()
     grid = np.linspace(0, 1, points)
     if trace.method == "quadrature":
         # It takes 0.15 s to import.

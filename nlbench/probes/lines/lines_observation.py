@@ -15,8 +15,8 @@ from nlbench.introspection.model_copy import typed_copy
 from nlbench.probes.probe import ProbeFacts, ProbeOptions, ProbePass
 from nlbench.serialization.hashing import tensor_hash
 
-from .api import segment_ends, trace_or_integrate, with_positions
-from .drawing import MAX_SEGMENTS, drawing_of
+from .api import add_positions, segment_ends, trace_or_integrate
+from .drawing import MAX_SEGMENTS, make_drawing
 from .lines_probe import LINES, is_channels_last
 from .paths import closed_paths, direction_paths, noise_paths, open_paths, pair_paths
 from .segment_image import SegmentImage
@@ -37,7 +37,7 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
     model = probe_pass.model
     options = probe_pass.options
     resources = probe_pass.resources
-    paths = paths_of(model, probe_pass.samples, options)
+    paths = select_paths(model, probe_pass.samples, options)
     segments = paths.shape[0] * (paths.shape[1] - 1)
     drawn: list[TracedSegment] = []
     integrated: dict[str, list[SegmentEstimate]] = {}
@@ -55,8 +55,9 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
         counts=any(getattr(each, "counts_crossings", True) for each in probe_pass.listeners),
     )
     network = cache(partial(typed_copy, model))
-    for observation in with_positions(traces, paths):
-        trace, first = observation.trace, observation.segment
+    for observation in add_positions(traces, paths):
+        trace = observation.trace
+        first = observation.segment
         # Traces are on a device that supports float64.
         path = paths[observation.path].to(trace.t.device)
         ends = path[first], path[first + 1]
@@ -69,7 +70,9 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
         if isinstance(trace, SegmentEstimate) and trace.method == "quadrature":
             integrated.setdefault(observation.place, []).append(trace)
         probe_pass.step()
-    facts = ProbeFacts(segments=segments, paths_hash=tensor_hash(paths), drawing=drawing_of(drawn))
+    facts = ProbeFacts(
+        segments=segments, paths_hash=tensor_hash(paths), drawing=make_drawing(drawn)
+    )
     if integrated:
         facts["remarks"] = {place: _remark(traces) for place, traces in integrated.items()}
     return facts
@@ -90,13 +93,15 @@ def _remark(traces: Sequence[SegmentEstimate]) -> str:
     )
 
 
-def paths_of(model: nn.Module, samples: Subject, options: ProbeOptions) -> Tensor:
+def select_paths(model: nn.Module, samples: Subject, options: ProbeOptions) -> Tensor:
     """Return the paths selected by the options, (p, a, *input)."""
     if not samples.inputs.is_floating_point():
         kind = str(samples.inputs.dtype).removeprefix("torch.")
         raise Undefined(f"the inputs are {kind}: there are no lines between them")
-    number, kind = int(options["number"]), str(options["paths"])
-    anchors, radius = int(options["anchors"]), float(options["radius"])
+    number = int(options["number"])
+    kind = str(options["paths"])
+    anchors = int(options["anchors"])
+    radius = float(options["radius"])
     seed = int(options["seed"])
     if len(samples.inputs) < 2 and kind in ("pairs", "random"):
         raise Undefined(f"n = {len(samples.inputs)}: at least 2 samples are needed")
@@ -124,7 +129,8 @@ def paths_of(model: nn.Module, samples: Subject, options: ProbeOptions) -> Tenso
 
 
 def _check_size(inputs: Tensor, options: ProbeOptions) -> None:
-    number, segments = int(options["number"]), LINES.steps(len(inputs), options)
+    number = int(options["number"])
+    segments = LINES.steps(len(inputs), options)
     points = segments + number
     size = points * inputs[0].numel() * inputs.element_size()
     if size > MAX_PATH_BYTES:

@@ -94,7 +94,8 @@ class Lines(LazyProbe):
 
     def check(self, samples: int | None, options: ProbeOptions) -> None:
         """Raise if there are too few samples for the paths."""
-        number, kind = int(options["number"]), str(options["paths"])
+        number = int(options["number"])
+        kind = str(options["paths"])
         needed = {"pairs": 2 * number, "random": 2}.get(kind, number)
         if samples is not None and samples < needed:
             raise RequestError(

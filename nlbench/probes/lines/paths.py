@@ -57,7 +57,8 @@ def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tenso
     """
     _check_images(images)
     _check_anchors(anchors, radius)
-    shifts, (height, width) = translations(anchors, radius), images.shape[-2:]
+    shifts = translations(anchors, radius)
+    (height, width) = images.shape[-2:]
     if any(abs(right) >= width or abs(down) >= height for right, down in shifts):
         raise RequestError(
             f"a radius of {radius:g} for images of {height} × {width}: an anchor would contain "
@@ -138,7 +139,8 @@ def noise_paths(inputs: Tensor, number: int, anchors: int = 8, seed: int = 0) ->
     if not inputs.is_floating_point():
         raise RequestError(f"inputs of dtype {inputs.dtype}, expected floats")
     data = inputs.detach().cpu().double()
-    centre, half_width = data.mean(0), math.sqrt(3) * data.std(0, correction=0)
+    centre = data.mean(0)
+    half_width = math.sqrt(3) * data.std(0, correction=0)
     generator = torch.Generator().manual_seed(seed)
     paths = []
     for _ in range(number):

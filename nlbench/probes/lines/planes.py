@@ -148,7 +148,8 @@ def plane(
 
 def _axes(points: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return origin, two orthogonal axes of equal length, and the points' coordinates (m, 2)."""
-    origin, across = points[0], points[1] - points[0]
+    origin = points[0]
+    across = points[1] - points[0]
     length = torch.linalg.vector_norm(across)
     if len(points) == 3:
         aside = points[2] - origin

@@ -22,7 +22,7 @@ from nlbench.probes.function.derivatives import dual
 from .recording.point_memory import PointMemory, measure_point_memory, share_out
 from .recording.program import Program, ProgramStep, run_program, walk_measured
 from .rules.pieces import Kinks, MaxGroups, Ranks, changes
-from .rules.rounding import noise_of, peak
+from .rules.rounding import peak, tolerance_factor
 from .rules.rule import OutputFunction
 from .segments import points_at, segment_lengths
 from .trace import SegmentTrace
@@ -120,7 +120,9 @@ def _step(program: Program, walks: Sequence[_Walk], sensitivity: float) -> None:
         )
     for walk, place, value, site, passed, first in rows:
         if not walk.breakpoints:
-            walk.breakpoints, walk.values, walk.origins = [0.0], [first], [-1]
+            walk.breakpoints = [0.0]
+            walk.values = [first]
+            walk.origins = [-1]
         walk.passed += passed
         if place - walk.breakpoints[-1] > COINCIDENT_T or place == 1:
             walk.breakpoints.append(place)
@@ -140,9 +142,11 @@ def _look_ahead(
     """
     weight = t.reshape(-1, *[1] * (starts.ndim - 1)).to(starts.dtype)
     x = starts + weight * slopes
-    values, rates = {0: x}, {0: slopes}
+    values = {0: x}
+    rates = {0: slopes}
     # Rounding errors at both ends contribute at every point in between.
-    bounds, rate_bounds = {0: peak(starts) + peak(slopes)}, {0: peak(slopes)}
+    bounds = {0: peak(starts) + peak(slopes)}
+    rate_bounds = {0: peak(slopes)}
     ahead = torch.full_like(t, torch.inf)
     site = torch.full_like(t, -1, dtype=torch.int64)
     crossed: list[tuple[Tensor, Tensor]] = []
@@ -157,7 +161,8 @@ def _look_ahead(
             site = torch.where(nearest < ahead - COINCIDENT_T, program.sites.index(step.site), site)
             ahead = torch.minimum(ahead, nearest)
             crossed.append(between)
-        values[step.output], rates[step.output] = value, rate
+        values[step.output] = value
+        rates[step.output] = rate
         bounds[step.output] = step.rule.bound(inputs, input_bounds, value)
         rate_bounds[step.output] = step.rule.bound(input_rates, input_rate_bounds, rate)
         for index in step.ends:
@@ -202,19 +207,19 @@ def _move_kinks(
     _, slope = _jvp(kinks.value, inputs, basis)
     _, speed = _jvp(kinks.value, inputs, rates)
     margins: list[_Margin] = []
-    for value, noise, speed_noise in zip(
+    for value, tolerance, speed_tolerance in zip(
         kinks.distances(inputs),
         kinks.tolerances(inputs, bounds),
         kinks.tolerances(rates, rate_bounds),
         strict=True,
     ):
-        margins.append((value, speed, noise))
+        margins.append((value, speed, tolerance))
         # A unit stays on its kink if its margin and its speed are within rounding error.
-        near = value.abs() <= noise
-        still = near & (speed.abs() <= noise + speed_noise)
+        near = value.abs() <= tolerance
+        still = near & (speed.abs() <= tolerance + speed_tolerance)
         # The smallest step off the kink; later layers treat it as a rounding error.
         floats = torch.finfo(value.dtype)
-        smallest = noise * 2**-30 + 4 * floats.eps * inputs[0].abs() + floats.tiny
+        smallest = tolerance * 2**-30 + 4 * floats.eps * inputs[0].abs() + floats.tiny
         target = torch.where(still, 0.0, speed.sign() * smallest)
         inputs = shift(inputs, torch.where(near, target - value, 0.0))
         rates = shift(rates, torch.where(still, -speed, 0.0))
@@ -222,28 +227,31 @@ def _move_kinks(
 
 
 def _move_maxima(groups: MaxGroups, inputs: Tensors, rates: Tensors, bounds: Tensors) -> _Motion:
-    tied, members, noise = groups.tied(inputs, bounds)
+    tied, members, tolerance = groups.tied(inputs, bounds)
     speeds = groups.members(rates)
     # Among tied members, the one that rises fastest is the maximum.
     first = speeds.masked_fill(~tied, -math.inf).argmax(-1, keepdim=True)
-    value, speed = members.gather(-1, first), speeds.gather(-1, first)
-    lead = value - members, speed - speeds, noise
+    value = members.gather(-1, first)
+    speed = speeds.gather(-1, first)
+    lead = value - members, speed - speeds, tolerance
     return groups.output(value.squeeze(-1)), groups.output(speed.squeeze(-1)), [lead]
 
 
 def _move_ranks(ranks: Ranks, inputs: Tensors, rates: Tensors, bounds: Tensors) -> _Motion:
-    x, rate = ranks.groups(inputs), ranks.groups(rates)
+    x = ranks.groups(inputs)
+    rate = ranks.groups(rates)
     error = ranks.groups([b.expand_as(value) for b, value in zip(bounds, inputs, strict=True)])
-    error = noise_of(x.dtype) * error
+    error = tolerance_factor(x.dtype) * error
     # Among values that are equal up to rounding, the one that rises fastest ranks first.
     largest = rate.abs().amax(-1, keepdim=True)
     ahead = x + rate / torch.where(largest > 0, largest, 1) * error.amax(-1, keepdim=True)
-    owner = ahead.argsort(dim=-1, descending=True, stable=True)[..., ranks.ranks]
-    value, speed = x.gather(-1, owner), rate.gather(-1, owner)
+    ranked = ahead.argsort(dim=-1, descending=True, stable=True)[..., ranks.ranks]
+    value = x.gather(-1, ranked)
+    speed = rate.gather(-1, ranked)
     margin = (
         value[..., None] - x[..., None, :],
         speed[..., None] - rate[..., None, :],
-        torch.hypot(error.gather(-1, owner)[..., None], error[..., None, :]),
+        torch.hypot(error.gather(-1, ranked)[..., None], error[..., None, :]),
     )
     return ranks.output(value), ranks.output(speed), [margin]
 
@@ -258,23 +266,24 @@ def _jvp(apply: OutputFunction, values: Tensors, rates: Tensors) -> tuple[Tensor
 
 
 def _find_zeros(
-    value: Tensor, rate: Tensor, noise: Tensor, since_last: Tensor
+    value: Tensor, rate: Tensor, tolerance: Tensor, since_last: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Return the displacement (P,) to the next zero of a margin, and the zeros just passed.
 
     The latter are row indices and distances of zeros between the last breakpoint and the point.
     """
     count = len(since_last)
-    noise = noise.expand_as(value).reshape(count, -1)
-    value, rate = value.reshape(count, -1), rate.reshape(count, -1)
+    tolerance = tolerance.expand_as(value).reshape(count, -1)
+    value = value.reshape(count, -1)
+    rate = rate.reshape(count, -1)
     distances = (value.double() / rate.double()).nan_to_num(torch.inf, torch.inf, -torch.inf)
-    known = value.abs() > noise
+    known = value.abs() > tolerance
     forward = torch.where(known & (distances < 0), -distances, torch.inf)
     nearest = forward.amin(1) if forward.shape[1] else torch.full_like(since_last, torch.inf)
-    # The position of a unit's zero is uncertain by noise / rate.
+    # The position of a unit's zero is uncertain by tolerance / rate.
     row, unit = (known & (distances > 0) & (distances < since_last[:, None])).nonzero().unbind(1)
     passed = distances[row, unit]
-    uncertainty = 2 * noise[row, unit].double() / rate[row, unit].double().abs()
+    uncertainty = 2 * tolerance[row, unit].double() / rate[row, unit].double().abs()
     is_distinct = since_last[row] - passed > COINCIDENT_T + uncertainty
     return nearest, (row[is_distinct], passed[is_distinct])
 
@@ -289,7 +298,8 @@ def _count_distinct(
     distances = torch.cat([part for _, part in passed])
     order = distances.argsort()
     order = order[row[order].argsort(stable=True)]
-    row, distances = row[order], distances[order]
+    row = row[order]
+    distances = distances[order]
     new = torch.ones_like(row, dtype=torch.bool)
     new[1:] = (row.diff() > 0) | (distances.diff() > COINCIDENT_T)
     return torch.bincount(row[new], minlength=count)
@@ -325,11 +335,11 @@ def trace_by_sampling(
     memory: int | None = None,
     needs: PointMemory | None = None,
 ) -> Iterator[SegmentTrace]:
-    """Sample a recorded program along segments; see `trace_segment`.
+    """Sample a recorded program along segments.
 
     A breakpoint is placed midway between neighbouring samples whose patterns differ; several
-    boundaries in one step count as one. Regions are convex, so no pattern recurs, and each
-    distinct pattern is one region. Each trace reports its ``resolution``.
+    boundaries in one step count as one. Regions are convex, so no pattern recurs, and each distinct
+    pattern is one region. Each trace reports its ``resolution``. See `trace_segment`.
 
     The rounding errors that determine whether a unit's side of its kink is known are measured by
     perturbing the last digits of a few samples (see `walk_measured`). The other two methods
@@ -346,7 +356,8 @@ def trace_by_sampling(
 def _sample(
     program: Program, start: Tensor, end: Tensor, length: float, resolution: int, size: int
 ) -> SegmentTrace:
-    breakpoints, sites = [], []
+    breakpoints = []
+    sites = []
     errors = _measure_errors(program, start, end, size)
     # A batch repeats the last two samples of the previous one, since a sample may be on a boundary.
     for first in range(0, resolution, size - 2):

@@ -117,7 +117,8 @@ def _integrate_block(c: Array) -> IntervalIntegrals:
 
 def _interleave(points: Array, between: Array) -> Array:
     joined = np.empty((len(points) + len(between), *points.shape[1:]))
-    joined[::2], joined[1::2] = points, between
+    joined[::2] = points
+    joined[1::2] = between
     return joined
 
 
@@ -132,11 +133,15 @@ def _roots(c: Array, points: Array) -> Array:
     where = np.nonzero(signs[:-1] * signs[1:] < 0)
     if not len(where[0]):
         return np.asarray(roots)
-    a, b, sign, changing = left[where], right[where], signs[:-1][where], c[:, where[1], where[2]]
+    a = left[where]
+    b = right[where]
+    sign = signs[:-1][where]
+    changing = c[:, where[1], where[2]]
     for _ in range(_BISECTIONS):
         middle = (a + b) / 2
         is_before = np.sign(chebyshev.chebval(middle, changing, tensor=False)) == sign
-        a, b = np.where(is_before, middle, a), np.where(is_before, b, middle)
+        a = np.where(is_before, middle, a)
+        b = np.where(is_before, b, middle)
     roots[where] = (a + b) / 2
     return np.asarray(roots)
 
@@ -187,7 +192,7 @@ def integrate_along(
     for start, end in zip(starts, ends, strict=True):
         batches = BatchedNetwork.of(network, points_at(start, end, t), memory)
         yield smooth_estimate(
-            _on_segment(batches, start, end),
+            _restrict_to_segment(batches, start, end),
             float(torch.linalg.vector_norm(end - start)),
             tolerance=tolerance,
             evaluations=evaluations,
@@ -269,7 +274,9 @@ class BatchedNetwork:
         return torch.cat(outputs)
 
 
-def _on_segment(batches: BatchedNetwork, start: Tensor, end: Tensor) -> Callable[[Array], Array]:
+def _restrict_to_segment(
+    batches: BatchedNetwork, start: Tensor, end: Tensor
+) -> Callable[[Array], Array]:
     def function(t: Array) -> Array:
         places = torch.as_tensor(t, device=start.device)
         return np.asarray(batches(points_at(start, end, places)).cpu().numpy())
@@ -308,7 +315,9 @@ def smooth_estimate(
     edges = np.array([0.0, 0.5, 1.0])
     at_edges = function(edges)
     chord = at_edges[[0, -1]]
-    intervals = _Intervals.on(function, chord, edges[:-1], edges[1:], at_edges[:-1], at_edges[1:])
+    intervals = _Intervals.evaluate(
+        function, chord, edges[:-1], edges[1:], at_edges[:-1], at_edges[1:]
+    )
     used = len(edges) + EVALUATIONS_PER_CUT
     checks: tuple[Array, Array] | None = None
     while True:
@@ -322,7 +331,7 @@ def smooth_estimate(
             t = _check_places()
             checks = t, function(t) - _line(chord, t)
             used += len(t)
-            intervals = intervals.with_checks(*checks)
+            intervals = intervals.update_errors(*checks)
             continue
         if not exceeds.any():
             break
@@ -336,7 +345,7 @@ def smooth_estimate(
             break
         intervals = intervals.cut(function, cut)
         if checks is not None:
-            intervals = intervals.with_checks(*checks)
+            intervals = intervals.update_errors(*checks)
         used += EVALUATIONS_PER_CUT * len(cut)
     t, values = intervals.nodes()
     return SegmentEstimate(
@@ -368,7 +377,7 @@ class _Intervals(NamedTuple):
     variation: Array
 
     @classmethod
-    def on(
+    def evaluate(
         cls,
         function: Callable[[Array], Array],
         chord: Array,
@@ -397,7 +406,7 @@ class _Intervals(NamedTuple):
         left, right = self.left[indices], self.right[indices]
         middle = (left + right) / 2
         first, second, third = self.values[indices][:, [0, DEGREE // 2, DEGREE]].swapaxes(0, 1)
-        halves = _Intervals.on(
+        halves = _Intervals.evaluate(
             function,
             self.chord,
             np.concatenate([left, middle]),
@@ -409,22 +418,24 @@ class _Intervals(NamedTuple):
         joined = [np.concatenate([np.delete(old, indices, 0), new]) for old, new in pairs]
         return _Intervals(self.chord, *joined)
 
-    def with_checks(self, t: Array, values: Array) -> _Intervals:
+    def update_errors(self, t: Array, values: Array) -> _Intervals:
         """Update the errors, given distances (m, k) to the chord at check points t (m,)."""
         order = np.argsort(self.left)
-        owner = order[np.searchsorted(self.left[order], t, side="right") - 1]
-        left, width = self.left[owner], (self.right - self.left)[owner]
-        c = _interpolants(self.left, self.right, self.values, self.chord)[:, owner]
+        interval = order[np.searchsorted(self.left[order], t, side="right") - 1]
+        left = self.left[interval]
+        width = (self.right - self.left)[interval]
+        c = _interpolants(self.left, self.right, self.values, self.chord)[:, interval]
         x = 2 * (t - left) / width - 1
         difference = width[:, None] * np.abs(evaluate(c, x[:, None]) - values)
         error = self.error.copy()
-        np.maximum.at(error, owner, difference)
+        np.maximum.at(error, interval, difference)
         return self._replace(error=error)
 
     def nodes(self) -> tuple[Array, Array]:
         """Return all nodes, from 0 to 1, and the function's values there."""
         order = np.argsort(self.left)
-        left, half = self.left[order, None], (self.right - self.left)[order, None] / 2
+        left = self.left[order, None]
+        half = (self.right - self.left)[order, None] / 2
         t = (left + half * (1 + NODES))[:, :-1].ravel()
         values = self.values[order][:, :-1].reshape(len(t), -1)
         return np.append(t, 1.0), np.concatenate([values, self.values[order[-1:], -1]])

@@ -16,7 +16,8 @@ from .segments import Segment, points_at
 
 POINTS_PER_BATCH = 8
 """Number of points run at a time, small enough for the outputs of all sites to stay in cache."""
-FIRST_STEPS, MAX_STEPS = 64, 1024
+FIRST_STEPS = 64
+MAX_STEPS = 1024
 """Numbers of steps of the coarsest and finest grids from which lengths are extrapolated."""
 STRIDES = (1, 2, 4, 8)
 TOLERANCE = 1e-2
@@ -44,7 +45,9 @@ class SegmentImage:
         may_use_float32: bool,
         memory: int | None,
     ) -> None:
-        self._network, self._breakpoints, self._memory = network, breakpoints, memory
+        self._network = network
+        self._breakpoints = breakpoints
+        self._memory = memory
         self._start, self._end = (x.detach().double() for x in ends)
         self._may_use_float32 = may_use_float32
 
@@ -97,7 +100,8 @@ class SegmentImage:
             points[batch.place] = first + len(batch.y)
             by_stride = lengths.setdefault(batch.place, [0.0] * len(strides))
             for i, stride in enumerate(strides):
-                y, key = batch.y[-first % stride :: stride], (batch.place, stride)
+                y = batch.y[-first % stride :: stride]
+                key = (batch.place, stride)
                 if key in last:
                     y = torch.cat([last[key], y])
                 steps = torch.linalg.vector_norm(y.diff(dim=0), dim=1, dtype=torch.float64)

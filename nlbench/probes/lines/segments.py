@@ -40,7 +40,8 @@ def segment_lengths(starts: Tensor, ends: Tensor) -> list[float]:
     >>> segment_lengths(starts, ends)
     [5.0, 0.0]
     """
-    starts, ends = starts.double().flatten(1), ends.double().flatten(1)
+    starts = starts.double().flatten(1)
+    ends = ends.double().flatten(1)
     if not starts.numel():
         return [0.0] * len(starts)
     size = torch.maximum(starts.abs().amax(1), ends.abs().amax(1))

@@ -67,7 +67,9 @@ class SegmentTrace:
 
     @property
     def contributions(self) -> dict[str, int]:
-        """Number of breakpoints per site, in call order; they sum to `crossings`.
+        """Number of breakpoints per site, in call order.
+
+        They sum to `crossings`.
 
         Examples
         --------
@@ -84,9 +86,9 @@ class SegmentTrace:
 def slope_changes(trace: SegmentTrace) -> int:
     """Count the breakpoints at which the slope of some output changes.
 
-    See `bends`. A unit that crosses its boundary where later layers ignore it (it is multiplied by
-    0, or a later unit is off) creates a region without changing the function. The count is one less
-    than the number of regions with different slopes.
+    See `find_breakpoints`. A unit that crosses its boundary where later layers ignore it (it is
+    multiplied by 0, or a later unit is off) creates a region without changing the function. The
+    count is one less than the number of regions with different slopes.
 
     Examples
     --------
@@ -97,10 +99,10 @@ def slope_changes(trace: SegmentTrace) -> int:
     >>> trace.crossings, slope_changes(trace)
     (2, 1)
     """
-    return len(bends(trace)[0]) - 2
+    return len(find_breakpoints(trace)[0]) - 2
 
 
-def bends(trace: SegmentTrace) -> tuple[Tensor, Tensor]:
+def find_breakpoints(trace: SegmentTrace) -> tuple[Tensor, Tensor]:
     """Return the ends of a segment and the breakpoints at which the slope of some output changes.
 
     A breakpoint changes the slope if an output there differs from the chord between its neighbours.
@@ -117,7 +119,8 @@ def bends(trace: SegmentTrace) -> tuple[Tensor, Tensor]:
         raise Undefined("sampled breakpoints are only near those of the network: no slopes")
     if trace.precision > torch.finfo(torch.float64).eps:
         raise Undefined("slopes of short regions are not resolved below double precision")
-    t, y = trace.t, trace.values
+    t = trace.t
+    y = trace.values
     tolerance = 2 * rounding(trace)
     while len(t) > 2:
         weight = ((t[1:-1] - t[:-2]) / (t[2:] - t[:-2]))[:, None]
@@ -132,7 +135,8 @@ def bends(trace: SegmentTrace) -> tuple[Tensor, Tensor]:
         start = torch.where(begins, index, 0).cummax(0).values
         remaining = torch.ones(len(t), dtype=torch.bool, device=t.device)
         remaining[1:-1] = ~(flat & ((index - start) % 2 == 0))
-        t, y = t[remaining], y[remaining]
+        t = t[remaining]
+        y = y[remaining]
     return t, y
 
 
@@ -217,7 +221,10 @@ class SegmentEstimate:
 
     @property
     def relative_error(self) -> float:
-        """Maximum relative error of the logits' integrals; 0 if all integrals are 0."""
+        """Maximum relative error of the logits' integrals.
+
+        It is 0 if all integrals are 0.
+        """
         total = self.above + self.below
         known = total > 0
         return float((self.deviation_error[known] / total[known]).max()) if known.any() else 0.0

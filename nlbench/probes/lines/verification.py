@@ -20,7 +20,7 @@ from .exact.trace import MIN_BREAKPOINT_GAP
 from .recording.agreement import output_tolerance, run_alone
 from .recording.program import MeasuredStep, Program, walk, walk_measured
 from .rules.pieces import UnitPieces
-from .rules.rounding import noise_of, peak
+from .rules.rounding import peak, tolerance_factor
 from .trace import SegmentTrace
 
 CHECKED_REGIONS = 5
@@ -167,7 +167,8 @@ class _Checks:
         The site is -1, and both points are 0, if there is no such breakpoint.
         """
         t = torch.nn.functional.pad(self._t, (0, CHECKED_BREAKPOINTS), value=1.0)
-        middle, width = (t[:, 1:] + t[:, :-1]) / 2, t.diff()
+        middle = (t[:, 1:] + t[:, :-1]) / 2
+        width = t.diff()
         space = torch.minimum(width[:, 1:], width[:, :-1])
         space, chosen = space.topk(CHECKED_BREAKPOINTS, 1)
         is_isolated = space > 4 * _resolution(self._traces[0])
@@ -209,22 +210,22 @@ class _Checks:
     def _check_rounding(self, inside: Tensor) -> None:
         """Raise if the values of a step consist largely, but not entirely, of rounding errors."""
         t = torch.cat([self._t.gather(1, self._ends), inside], 1)
-        sizes: dict[str, Tensor] = {}  # Noise and largest value of each trace, (2, S), by site.
+        sizes: dict[str, Tensor] = {}  # Tolerance and largest value of each trace, (2, S), by site.
         for points in torch.split(t, max(1, self._batch_points), 1):
             for computed in walk(self._program, self._inputs(points)):
                 site = computed.step.site
                 if computed.step.rule.pieces is not None:
                     error = self._largest(computed.bounds)
-                    noise = error * noise_of(computed.output.dtype)
-                    size = torch.stack([noise, self._largest(list(map(peak, computed.inputs)))])
+                    tolerance = error * tolerance_factor(computed.output.dtype)
+                    size = torch.stack([tolerance, self._largest(list(map(peak, computed.inputs)))])
                     sizes[site] = torch.maximum(size, sizes.get(site, size))
         for step in self._program.steps:
             if step.site in sizes:
-                noise, size = sizes[step.site]
-                # Values that are all within the noise are zero up to rounding.
-                is_lost = (noise < size) & (noise > MAX_RELATIVE_ROUNDING * size)
+                tolerance, size = sizes[step.site]
+                # Values that are all within the tolerance are zero up to rounding.
+                is_lost = (tolerance < size) & (tolerance > MAX_RELATIVE_ROUNDING * size)
                 if bool(is_lost.any()):
-                    relative = float((noise / size)[is_lost].max())
+                    relative = float((tolerance / size)[is_lost].max())
                     raise step.refusal(
                         f"rounding errors reach {relative:.1g} of its largest value on the "
                         f"segment, expected at most {MAX_RELATIVE_ROUNDING:g}"
@@ -292,7 +293,7 @@ def _are_apart(computed: MeasuredStep, pieces: UnitPieces, is_inside: Tensor) ->
         measured = MEASURED_ERROR_FACTOR * torch.finfo(x.dtype).eps * bound
         distance = torch.maximum(measured, RELATIVE_KINK_TOLERANCE[x.dtype] * peak(x))
         rows = is_inside.reshape(-1, *(1,) * (x.ndim - 1))
-        undecided.append(distance.div_(noise_of(x.dtype)).masked_fill_(~rows, 0.0))
+        undecided.append(distance.div_(tolerance_factor(x.dtype)).masked_fill_(~rows, 0.0))
     possible = pieces.possible(computed.inputs, undecided)
     is_apart = (possible[:, ::2] & possible[:, 1::2]).any(0).logical_not_()
     return is_apart.flatten(1).any(1)

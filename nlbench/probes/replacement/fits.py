@@ -132,12 +132,12 @@ FEW_ROWS_PER_COEFFICIENT = 16
 """Number of rows per coefficient below which a full map may cost more than skipping the place."""
 
 
-def rows_of(tensor: Tensor, channel_axis: int) -> Tensor:
+def copy_to_rows(tensor: Tensor, channel_axis: int) -> Tensor:
     """Copy a tensor into one row per position and one column per channel.
 
     Examples
     --------
-    >>> rows_of(torch.zeros(8, 3, 5, 5), 1).shape
+    >>> copy_to_rows(torch.zeros(8, 3, 5, 5), 1).shape
     torch.Size([200, 3])
     """
     if tensor.device.type == "mps":
@@ -161,7 +161,8 @@ class AffineMap:
         >>> swap(torch.tensor([[1.0, 2.0]]), 1)
         tensor([[2., 1.]])
         """
-        weight, bias = self.weight.to(x), self.bias.to(x)
+        weight = self.weight.to(x)
+        bias = self.bias.to(x)
         moved = x.movedim(channel_axis, -1)
         mapped = moved @ weight + bias if weight.ndim == 2 else moved * weight + bias
         return mapped.movedim(-1, channel_axis)
@@ -188,7 +189,9 @@ class AffineFit:
     """
 
     def __init__(self, is_full: bool = False, degree: int = 1) -> None:
-        self.is_full, self.rows, self._eps = is_full, 0, 0.0
+        self.is_full = is_full
+        self.rows = 0
+        self._eps = 0.0
         self._polynomials = PolynomialFit(degree) if degree > 1 else None
         self._shift: tuple[Tensor, Tensor] | None = None
 
@@ -259,7 +262,10 @@ class AffineFit:
         return MIN_ROWS_PER_COEFFICIENT * self.rows / self.min_rows
 
     def full(self) -> AffineMap | None:
-        """Return the best full affine map; None if `is_full` is False or there are too few rows."""
+        """Return the best full affine map.
+
+        Return None if `is_full` is False or there are too few rows.
+        """
         if not self.is_full or self.rows < self.min_rows:
             return None
         (mean_x, mean_y), (centre_x, centre_y) = self._means()

@@ -44,7 +44,7 @@ class ReplaceableCall:
     # contiguous or interleaved: order of the rows where the batch axis also holds positions.
     row_order: str = ""
 
-    def by_sample(self, tensor: Tensor, samples: int) -> tuple[Tensor, int]:
+    def split_by_sample(self, tensor: Tensor, samples: int) -> tuple[Tensor, int]:
         """Return a tensor (n, ...) of the samples, where they are known, and its channel axis."""
         batch = self.batch_axis
         channel = self.channel_axis
@@ -124,7 +124,7 @@ def first_tensor(values: Any) -> Tensor | None:
     return next(iter(tensors_in(values)), None)
 
 
-def with_first_tensor(output: Any, tensor: Tensor) -> Any:
+def replace_first_tensor(output: Any, tensor: Tensor) -> Any:
     """Replace the first tensor in a module's output, which is a tensor or a tuple."""
     if isinstance(output, tuple):
         return (tensor, *output[1:])

@@ -23,8 +23,8 @@ from .interception import (
     CallInterception,
     ReplaceableCall,
     first_tensor,
+    replace_first_tensor,
     shares_memory,
-    with_first_tensor,
 )
 
 Replacement = Callable[[Tensor], Tensor]
@@ -55,8 +55,8 @@ def replace_output(x: Tensor, compute: Callable[[], Any], new: Replacement) -> A
     tensor = first_tensor((output,))
     assert tensor is not None
     if shares_memory(tensor, x):
-        return with_first_tensor(output, tensor.copy_(replacement))
-    return with_first_tensor(output, replacement.to(tensor))
+        return replace_first_tensor(output, tensor.copy_(replacement))
+    return replace_first_tensor(output, replacement.to(tensor))
 
 
 @dataclass
@@ -182,7 +182,8 @@ class SharedPrefix:
 
     def record(self, inputs: Tensor) -> Any:
         """Run the network on a batch, cache the outputs for later passes, and return its output."""
-        self._inputs, self._outputs = inputs, {}
+        self._inputs = inputs
+        self._outputs = {}
 
         def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
             output = compute()
@@ -257,7 +258,7 @@ def _changed(output: Any) -> Any:
     tensor = first_tensor((output,))
     assert tensor is not None
     waves = torch.arange(tensor.numel(), device=tensor.device).float().cos().reshape(tensor.shape)
-    return with_first_tensor(output, tensor + (waves * (1 + tensor.abs().max())).to(tensor))
+    return replace_first_tensor(output, tensor + (waves * (1 + tensor.abs().max())).to(tensor))
 
 
 def _real(tensor: Tensor) -> Tensor:

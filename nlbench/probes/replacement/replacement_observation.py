@@ -27,7 +27,7 @@ from nlbench.probes.sites.listeners import unmasked_remark
 from nlbench.probes.sites.rows import PositionSelector, trimmed_mask
 from nlbench.probes.sites.sites_probe import RowPolicy
 
-from .fits import FEW_ROWS_PER_COEFFICIENT, AffineFit, PolynomialMap, rows_of
+from .fits import FEW_ROWS_PER_COEFFICIENT, AffineFit, PolynomialMap, copy_to_rows
 from .interception import CallInterception, ReplaceableCall, find_calls, first_tensor
 from .prefix import Replacement, SharedPrefix
 from .replacement_probe import POLYNOMIAL_DEGREES, UNFITTED, parse_maps
@@ -35,7 +35,7 @@ from .replacement_probe import POLYNOMIAL_DEGREES, UNFITTED, parse_maps
 if TYPE_CHECKING:
     from nlbench.subjects.subject import Subject
 
-__all__ = ["ReplacedOutputs", "fit_places", "maps_of", "observe"]
+__all__ = ["ReplacedOutputs", "fit_places", "list_maps", "observe"]
 
 EXAMPLE_SAMPLES = 2
 """Number of samples used to find places and the outputs that can be cached."""
@@ -121,11 +121,11 @@ class _RangeCounter:
         self.outside = 0.0
 
     def __call__(self, x: Tensor) -> Tensor:
-        is_outside = self._polynomial.map.is_outside(*self._place.by_sample(x, self._samples))
-        self.outside = float(self._without_padding(is_outside).double().mean())
+        is_outside = self._polynomial.map.is_outside(*self._place.split_by_sample(x, self._samples))
+        self.outside = float(self._drop_padding(is_outside).double().mean())
         return self._polynomial(x)
 
-    def _without_padding(self, values: Tensor) -> Tensor:
+    def _drop_padding(self, values: Tensor) -> Tensor:
         """Return the values (n, ..., d) at tokens, or all of them if there is no axis of tokens."""
         tokens = self._tokens
         if tokens is None or len(tokens) != len(values):
@@ -150,7 +150,8 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
     unseen: dict[str, None] = {}
     device = resources.device
     first = samples.inputs[:EXAMPLE_SAMPLES].to(device)
-    size, of = int(options["batch"]), str(options["of"])
+    size = int(options["batch"])
+    of = str(options["of"])
     names = parse_maps(str(options["maps"]), of)
     if memory_limit := SampleLimit(
         resources.feasible_sizes,
@@ -173,7 +174,8 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
         limit = max(1, int(fitting)) if prefix.is_cached else size
         max_samples = max(1, MAX_OUTPUT_BYTES // prefix.output_bytes)
         # Only half of each batch is used in a pass, for fitting or for evaluation.
-        size, limit = min(size, 2 * max_samples), min(limit, max_samples)
+        size = min(size, 2 * max_samples)
+        limit = min(limit, max_samples)
         max_evaluated = int(options["judged"]) or None
         # There is no limit for modules: they are few, and by default only a full map is fitted.
         full_channels = int(options["affine"]) if of == "activations" else None
@@ -206,7 +208,7 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
                 maps = [
                     (place, name, new)
                     for place in group
-                    for name, new in maps_of(place, fits.pop(place.name), names)
+                    for name, new in list_maps(place, fits.pop(place.name), names)
                 ]
                 batches = _first(_halves(samples, size, 1 - half, device, step), max_evaluated)
                 for part in _split(batches, limit) if maps else ():
@@ -311,7 +313,8 @@ def _groups(
         matrix = 8 * place.channels**2 if is_full else 0
         if group and used + (2 + SOLVER_MATRICES) * matrix > memory:
             yield group
-            group, used = [], 0.0
+            group = []
+            used = 0.0
         group.append(place)
         used += 2 * matrix
     yield group
@@ -355,7 +358,10 @@ def _observe_maps(
 
 
 def _missing_map_reason(name: str, place: ReplaceableCall, fit: AffineFit) -> str:
-    """Return the reason why a place has no map of the given name; empty if it has one."""
+    """Return the reason why a place has no map of the given name.
+
+    Return "" if it has one.
+    """
     if name in ("channel", "identity", *POLYNOMIAL_DEGREES):
         return "" if fit.keeps_channels else UNFITTED[name]
     if name == "mean" or (fit.is_full and fit.rows >= fit.min_rows):
@@ -421,9 +427,9 @@ def fit_places(
     def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
         if starts := starting.get(call):
             # Places that start with one call have one input.
-            x, axis = starts[0].by_sample(x, selector.samples)
+            x, axis = starts[0].split_by_sample(x, selector.samples)
             # Copied before the call, which may overwrite its input.
-            rows = rows_of(x, axis)
+            rows = copy_to_rows(x, axis)
             index = None
             if axis and len(x) == selector.samples:
                 selected = selector.select(x, axis)
@@ -441,7 +447,7 @@ def fit_places(
             rows, index = running.pop(place.name)
             y = first_tensor((output,))
             assert y is not None
-            pair = rows, rows_of(*place.by_sample(y, selector.samples))
+            pair = rows, copy_to_rows(*place.split_by_sample(y, selector.samples))
             fits[place.name].add(*(pair if index is None else (side[index] for side in pair)))
             called.add(place.name)
         return output
@@ -459,7 +465,7 @@ def fit_places(
     return fits
 
 
-def maps_of(
+def list_maps(
     place: ReplaceableCall, fit: AffineFit, names: Sequence[str]
 ) -> Iterator[tuple[str, Replacement]]:
     """Yield the given kinds of maps for a place, with their names, where they exist."""

@@ -142,7 +142,8 @@ class CallInterceptor(SiteNames):
         on_unseen: Callable[[str], None] = lambda description: None,
     ) -> None:
         self.policy = policy
-        self._on_call, self._on_unseen = on_call, on_unseen
+        self._on_call = on_call
+        self._on_unseen = on_unseen
         super().__init__(model)
         self._reset()
 
@@ -182,7 +183,8 @@ class CallInterceptor(SiteNames):
 
     def called(self, call: FunctionCall) -> Any:
         """Call a PyTorch function, and capture its input and output if it is an activation."""
-        hides, kind = call.operation.hides, self.kind_of(call)
+        hides = call.operation.hides
+        kind = self.classify_call(call)
         if kind is None or (kind == "softmax" and not self.policy.attention):
             is_attention = self.policy.attention and hides == "softmax"
             output = self._attend(call) if is_attention else call.run()
@@ -192,14 +194,17 @@ class CallInterceptor(SiteNames):
                 calls = f" ({count} calls)" if count else ""
                 self._on_unseen(f"{call.name} of {self._path_or_model}{calls}")
             return output
-        site, source, call_id = self.name(kind), call.input, self.current_id
+        site = self.name(kind)
+        source = call.input
+        call_id = self.current_id
         axis = softmax_axis(call) if kind in ("glu", "softmax") else 0
         x = source
         if kind == "glu":
             x = source.narrow(axis, 0, source.shape[axis] // 2)
             self.layouts.adopt(x, source)
         site_call = self._begin(x, site.text, kind, axis if kind == "softmax" else None)
-        site_call.site, site_call.call = site, call_id
+        site_call.site = site
+        site_call.call = call_id
         output = call.run()
         self.follow(call, output, is_site=True)
         self._end(site_call, output)
@@ -233,7 +238,8 @@ class CallInterceptor(SiteNames):
         def on_softmax(x: Tensor, y: Tensor, axis: int) -> None:
             site = self.name("softmax")
             site_call = self._begin(x, site.text, "softmax", axis)
-            site_call.site, site_call.role = site, "attention"
+            site_call.site = site
+            site_call.role = "attention"
             self._end(site_call, y)
             self._add(site_call)
 
@@ -285,7 +291,7 @@ class CallInterceptor(SiteNames):
         if self.layouts.is_constant(x) and (x.ndim == 0 or len(x) > 1):
             # The tensor is the same for all samples, and counts as one sample.
             return None, x.ndim - 1, False
-        return self.layouts.of(x)
+        return self.layouts.describe(x)
 
     def _end(self, call: SiteCall, output: Tensor) -> None:
         if call.x is not None:
@@ -303,7 +309,8 @@ class CallInterceptor(SiteNames):
     @contextmanager
     def _unobserved(self) -> Iterator[None]:
         """Let the probe itself compute."""
-        before, self._paused = self._paused, True
+        before = self._paused
+        self._paused = True
         try:
             yield
         finally:
@@ -361,7 +368,8 @@ class ModuleInterceptor(ModuleStack):
     ) -> None:
         super().__init__(model)
         self.policy = policy
-        self._of, self._on_call = of, on_call
+        self._of = of
+        self._on_call = on_call
         # Places by the calls that receive their inputs, and by those that return their outputs.
         self._starts: dict[CallId, list[ModulePlace]] = defaultdict(list)
         self._ends: dict[CallId, list[ModulePlace]] = defaultdict(list)
@@ -388,7 +396,7 @@ class ModuleInterceptor(ModuleStack):
             if selected and x is None:
                 # Places that begin with one call have the same input.
                 x = self.policy.capture(
-                    batch_first(place.input_of(call), axes.batch), axes.channel, name
+                    batch_first(place.get_input(call), axes.batch), axes.channel, name
                 )
             self._begun[place] = SiteCall(
                 name,
@@ -404,7 +412,7 @@ class ModuleInterceptor(ModuleStack):
         y: Side | None = None
         for place in self._ends.get(call.id, ()):
             if place in self._begun:
-                y = self._end(place, self._begun.pop(place), place.output_of(output), y)
+                y = self._end(place, self._begun.pop(place), place.get_output(output), y)
         return output
 
     def _end(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.introspection.memory import available_memory
-from nlbench.introspection.model_copy import double_copy, own_float_type, tensors_of
+from nlbench.introspection.model_copy import double_copy, iter_tensors, own_float_type
 from nlbench.introspection.precision import float32_precision
 from nlbench.introspection.random_state import preserve_rng_state, rng_state
 from nlbench.introspection.threads import BackgroundWorkers, measure_threads, overlap_pays
@@ -84,7 +84,7 @@ def compare_with_float64(
         # The pass over all samples raises it again, unless only the small batch causes it.
         return Float64Comparison(problem=str(error).partition("\n")[0])
     # A copy that fills the device would leave no memory to run the model.
-    if sum(8 * tensor.numel() for tensor in tensors_of(model)) > available_memory(device) / 2:
+    if sum(8 * tensor.numel() for tensor in iter_tensors(model)) > available_memory(device) / 2:
         return Float64Comparison(problem="too little memory for a copy of the model", output=output)
     try:
         with preserve_rng_state(device):
@@ -147,12 +147,12 @@ class _SplitRows:
         """Add the rows of one place."""
         x = observation.x
         y = observation.y
-        owners = observation.owners
-        if owners is None and len(x) == self._samples:
-            owners = torch.arange(self._samples, device=x.device)
-        if owners is not None:
-            _, first_x, other_x = self._split(x, owners < 2)
-            _, first_y, other_y = self._split(y, owners < 2)
+        sample_index = observation.sample_index
+        if sample_index is None and len(x) == self._samples:
+            sample_index = torch.arange(self._samples, device=x.device)
+        if sample_index is not None:
+            _, first_x, other_x = self._split(x, sample_index < 2)
+            _, first_y, other_y = self._split(y, sample_index < 2)
             self.first[observation.place] = first_x, first_y
             self.others[observation.place] = other_x, other_y
         elif len(x) > 1:  # A single row is the same for all samples.
@@ -451,7 +451,7 @@ def _limit_rows(observation: SiteBatch, limit: int | None, has_nodes: bool) -> S
 
     Rows that are samples are not subsampled, since ``sites.batch`` limits their number.
     """
-    are_samples = observation.owners is None and len(observation.x) == observation.samples
+    are_samples = observation.sample_index is None and len(observation.x) == observation.samples
     if limit is None or len(observation.x) <= limit or (are_samples and not has_nodes):
         return observation
     chosen = draw_rows(len(observation.x), limit, observation.batch).to(observation.x.device)
@@ -459,8 +459,8 @@ def _limit_rows(observation: SiteBatch, limit: int | None, has_nodes: bool) -> S
         observation,
         x=observation.x[chosen],
         y=observation.y[chosen],
-        owners=None if observation.owners is None else observation.owners[chosen],
-        sources=observation.sources and observation.sources.of_rows(chosen),
+        sample_index=None if observation.sample_index is None else observation.sample_index[chosen],
+        sources=observation.sources and observation.sources.select_rows(chosen),
     )
 
 
@@ -496,13 +496,13 @@ def _to_host(observation: SiteBatch) -> _Item:
     def to_cpu(tensor: Tensor) -> Tensor:
         return tensor.to("cpu", non_blocking=is_cuda)
 
-    owners = observation.owners
+    sample_index = observation.sample_index
     moved = replace(
         observation,
         x=to_cpu(observation.x),
         y=to_cpu(observation.y),
         unreduced=UnreducedResults(observation.unreduced.items()).map(to_cpu),
-        owners=None if owners is None else to_cpu(owners),
+        sample_index=None if sample_index is None else to_cpu(sample_index),
     )
     if not is_cuda:
         return moved, lambda: None

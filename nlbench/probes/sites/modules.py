@@ -71,17 +71,17 @@ class ModulePlace:
     after: Axes
     shape: tuple[int, ...]  # shape of one input sample
 
-    def input_of(self, call: ModuleCall) -> Tensor:
+    def get_input(self, call: ModuleCall) -> Tensor:
         """Return the input from the arguments of a call of `module`."""
         tensor: Tensor = dict(call.arguments())[self.argument]
         return tensor
 
-    def output_of(self, returned: Any) -> Tensor:
+    def get_output(self, returned: Any) -> Tensor:
         """Return the output from the return value of `last`."""
         tensor: Tensor = returned if self.result is None else returned[self.result]
         return tensor
 
-    def with_output(self, returned: Any, output: Tensor) -> Any:
+    def set_output(self, returned: Any, output: Tensor) -> Any:
         """Replace the output in the return value of `last`."""
         if self.result is None:
             return output
@@ -122,12 +122,12 @@ def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[M
         calls = _record_calls(model, example)
         by_name: dict[str, tuple[int, ModulePlace]] = {}
         for name in names:
-            for index, place in _places_of(name, model, example, calls):
+            for index, place in _list_places(name, model, example, calls):
                 by_name.setdefault(place.name, (index, place))
     return [place for _, place in sorted(by_name.values(), key=lambda entry: entry[0])]
 
 
-def _places_of(
+def _list_places(
     name: str, model: nn.Module, example: Tensor, calls: Sequence[_Call]
 ) -> list[tuple[int, ModulePlace]]:
     if name.startswith("modules:"):
@@ -329,12 +329,12 @@ class _CallRecorder(ModuleStack):
         return output
 
     def axes(self, tensor: Tensor) -> Axes | None:
-        """Return the axes of a tensor; None if it has no batch axis."""
+        """Return the axes of a tensor, or None if it has no batch axis."""
         # Inside torch.func.vmap an axis is hidden, maybe that of the samples.
         if tensor.ndim < 2 or is_transformed(tensor) or self.layouts.is_constant(tensor):
             return None
         try:
-            batch, channel, assumed = self.layouts.of(tensor)
+            batch, channel, assumed = self.layouts.describe(tensor)
         except Undefined:
             return None
         if self.layouts.order(tensor) is not None:
@@ -356,7 +356,9 @@ def _record_output(call: _Call, returned: Any, recorder: _CallRecorder) -> None:
     if before is not None and after is not None and shape == output.shape:
         # The axes determined for one of the two tensors also apply to the other.
         before, after = (after, after) if before.assumed else (before, before)
-    call.shapes, call.before, call.after = (shape, output.shape), before, after
+    call.shapes = (shape, output.shape)
+    call.before = before
+    call.after = after
 
 
 def _is_float(value: object) -> bool:
@@ -399,7 +401,8 @@ def _blocks(model: nn.Module, calls: Sequence[_Call]) -> list[_Call]:
     longest = max(
         lists.values(), key=lambda calls: max(Counter(type(call.module) for call in calls).values())
     )
-    classes, reference = {type(call.module) for call in longest}, longest[0]
+    classes = {type(call.module) for call in longest}
+    reference = longest[0]
     chosen = {call for member in lists.values() for call in member if type(call.module) in classes}
     chosen = {call for call in chosen if not call.is_inside(chosen)}
     for members in lists.values():
@@ -437,7 +440,7 @@ def _parts(
                 model(example.clone())
         wrapped = {}
         for block, inner in level.items():
-            parts = list(_parts_of(inner, composite[block], test.mixing, children))
+            parts = list(_find_parts(inner, composite[block], test.mixing, children))
             has_both = len({place.kind for _, place in parts}) == 2
             if has_both or depth == 0:
                 parts_of_block[block] = parts
@@ -448,7 +451,7 @@ def _parts(
     return [part for parts in parts_of_block.values() for part in parts]
 
 
-def _parts_of(
+def _find_parts(
     block: _Call,
     composite: Sequence[_Call],
     mixing: set[_Call],
@@ -503,13 +506,13 @@ class _MixingTest(ModuleStack):
             call.args, call.kwargs = self._changed(recorded, call)
         output = super().around(call)
         place = recorded.place("module")
-        tensor = place.output_of(output)
+        tensor = place.get_output(output)
         if recorded not in self._outputs:
             self._outputs[recorded] = tensor.clone()
             return output
         if _differs(place.after.rows(tensor), place.after.rows(self._outputs[recorded])):
             self.mixing.add(recorded)
-        return place.with_output(output, self._outputs[recorded])
+        return place.set_output(output, self._outputs[recorded])
 
     def _changed(self, recorded: _Call, call: ModuleCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a call with other values at the first half of the positions."""

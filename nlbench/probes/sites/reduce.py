@@ -57,7 +57,8 @@ UnreducedFunction = Callable[[Tensor], Tensor]
 
 # Maximum size in bytes of the part of an activation that a function is applied to at once. It keeps
 # intermediate results small, and in the cache of a CPU.
-_CPU_CHUNK_BYTES, _GPU_CHUNK_BYTES = 2**22, 2**28
+_CPU_CHUNK_BYTES = 2**22
+_GPU_CHUNK_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Side:
     reduced: Tensor  # (n, d)
     # (n,) by name: result of each function on the unreduced tensor, or its error.
     function_results: Mapping[str, Tensor | Exception]
-    owners: Tensor | None = None  # (rows,): sample index for each row, if rows are tokens
+    sample_index: Tensor | None = None  # (rows,): sample index for each row, if rows are tokens
     # Relative error of the entries if the activation's type is narrower than float32, else 0.
     rounding: float = 0.0
     problem: str = ""  # reason why the rows can't be measured; empty if they can
@@ -139,7 +140,7 @@ def _capture_positions(
     channels_last = tensor.movedim(axis, -1) if tensor.ndim > 1 else tensor[:, None]
     rows = channels_last.reshape(len(tensor), -1, channels_last.shape[-1])
     valid = selected.valid
-    if selected.owners is not None:
+    if selected.sample_index is not None:
         flat = rows.flatten(0, 1)
         flat = flat if selected.index is None else flat[selected.index]
         reduced = flat.to(_reduced_type(tensor), copy=selected.index is None)
@@ -152,8 +153,8 @@ def _capture_positions(
         numbers = {name: _apply(function, tensor) for name, function in functions.items()}
     else:
         numbers = {name: _apply_at(function, rows, valid) for name, function in functions.items()}
-    means = reduced.numel() if selected.owners is None else tensor.numel()
-    return Side(reduced, numbers, selected.owners, _rounding(tensor, means))
+    means = reduced.numel() if selected.sample_index is None else tensor.numel()
+    return Side(reduced, numbers, selected.sample_index, _rounding(tensor, means))
 
 
 def _apply_at(function: UnreducedFunction, rows: Tensor, valid: Tensor) -> Tensor | Exception:
@@ -178,7 +179,10 @@ def _chunks(tensor: Tensor) -> Sequence[Tensor]:
 
 
 def _apply(function: UnreducedFunction, tensor: Tensor) -> Tensor | Exception:
-    """Apply a measure's function; return any error, so that only this measure is affected."""
+    """Apply a measure's function.
+
+    Return any error, so that only this measure is affected.
+    """
     try:
         numbers = function(tensor)
         if numbers.shape != (len(tensor),):
@@ -200,11 +204,11 @@ def join(sides: Sequence[Side]) -> Side:
         errors = [part for part in parts if isinstance(part, Exception)]
         tensors = [part for part in parts if isinstance(part, Tensor)]
         function_results[name] = errors[0] if errors else torch.cat(tensors)
-    owners = [side.owners for side in sides if side.owners is not None]
+    indices = [side.sample_index for side in sides if side.sample_index is not None]
     return Side(
         torch.cat([side.reduced for side in sides]),
         function_results,
-        torch.cat(owners) if owners else None,
+        torch.cat(indices) if indices else None,
         max(side.rounding for side in sides),
         next((side.problem for side in sides if side.problem), ""),
     )

@@ -58,7 +58,7 @@ class SelectedPositions:
     # bool (n, p): True at selected positions; None if all are selected.
     valid: Tensor | None = None
     # (rows,): sample index for each row; None if each row is the mean over a sample.
-    owners: Tensor | None = None
+    sample_index: Tensor | None = None
     # (rows,): index of each row among all n · p positions; None if every position is a row.
     index: Tensor | None = None
 
@@ -76,7 +76,8 @@ class PositionSelector:
 
     def begin(self, first: int, samples: int) -> None:
         """Begin a forward pass."""
-        self.first, self.samples = first, samples
+        self.first = first
+        self.samples = samples
         self.outermost = None
         self._masks.clear()
         self._priorities.clear()
@@ -268,7 +269,10 @@ class FoldedRows:
                 self._orders[place] = sizes.pop(), orders.pop()
 
     def order(self, place: str) -> str:
-        """Return the order of a place's rows, as `row_order` does; "" if none are folded."""
+        """Return the order of a place's rows, as `row_order` does.
+
+        Return "" if none are folded.
+        """
         return self._orders.get(place, (0, ""))[1]
 
     def unfold(self, tensor: Tensor, axis: int, place: str) -> tuple[Tensor, int, str]:
@@ -285,7 +289,8 @@ class FoldedRows:
             raise UnknownRowOrder
         size, order = self._orders.get(place, (positions, ""))
         if self.samples == 1:
-            size, order = positions, "contiguous"
+            size = positions
+            order = "contiguous"
         if not order or size != positions:
             return (
                 tensor,

@@ -170,7 +170,7 @@ class SiteBatch:
     unreduced : mapping of str to pair of tensors of shape (n,)
         Results of the functions that the measure declares in ``unreduced``, applied to the
         unreduced input and output. If a function failed, accessing its result raises the error.
-    owners : tensor of shape (n,), optional
+    sample_index : tensor of shape (n,), optional
         Sample index within the batch for each row, if rows are tokens.
     samples : int
         Number of samples in the batch; 0 if each row is a sample.
@@ -196,7 +196,7 @@ class SiteBatch:
     x: Tensor
     y: Tensor
     unreduced: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    owners: Tensor | None = None
+    sample_index: Tensor | None = None
     samples: int = 0
     rounding: tuple[float, float] = (0.0, 0.0)
     sources: RowNumbers | None = field(default=None, repr=False, compare=False)
@@ -217,9 +217,9 @@ class SiteBatch:
     @property
     def count(self) -> int:
         """Number of samples, or of sequences if rows are tokens."""
-        return len(self.x) if self.owners is None else self.samples
+        return len(self.x) if self.sample_index is None else self.samples
 
-    def with_rows(self, index: Tensor) -> SiteBatch:
+    def select_rows(self, index: Tensor) -> SiteBatch:
         """Return the batch with some of its rows (m,), without shared results.
 
         If rows are tokens, `index` consists of whole samples.
@@ -229,23 +229,23 @@ class SiteBatch:
         >>> import torch
         >>> x = torch.tensor([[-1.0], [2.0], [3.0]])
         >>> batch = SiteBatch(Site("relu", "relu", 0, (1,), 1), 0, x, x.relu())
-        >>> batch.with_rows(torch.tensor([0, 2])).y
+        >>> batch.select_rows(torch.tensor([0, 2])).y
         tensor([[0.],
                 [3.]])
         """
         import torch
 
-        owners = self.owners
-        samples = index if owners is None else torch.unique(owners[index])
+        sample_index = self.sample_index
+        samples = index if sample_index is None else torch.unique(sample_index[index])
         unreduced = UnreducedResults(self.unreduced.items())
         return replace(
             self,
             x=self.x[index],
             y=self.y[index],
             unreduced=unreduced.map(lambda results: results[samples.to(results.device)]),
-            owners=None if owners is None else owners[index],
+            sample_index=None if sample_index is None else sample_index[index],
             samples=len(samples),
-            sources=self.sources and self.sources.of_rows(index),
+            sources=self.sources and self.sources.select_rows(index),
             borrowed=None,
         )
 

@@ -61,7 +61,8 @@ class Microbatches:
         self._sides: dict[str, list[tuple[Side, Side]]] = {}
         first: list[CallIdentity] | None = None
         for index, microbatch in enumerate(torch.split(batch, self._sizes)):
-            self._index, self.calls = index, []
+            self._index = index
+            self.calls = []
             yield microbatch
             first = self.calls if first is None else first
             if self.calls != first:
@@ -90,7 +91,7 @@ class Microbatches:
             return None, None
         if call.any_rows:
             return join([x for x, _ in sides]), join([y for _, y in sides])
-        if sides[0][0].owners is not None and len(sides) == len(self._sizes):
+        if sides[0][0].sample_index is not None and len(sides) == len(self._sizes):
             starts = list(itertools.accumulate(self._sizes, initial=0))
             shifted = []
             for (x, y), start in zip(sides, starts, strict=False):
@@ -112,7 +113,9 @@ class Microbatches:
 
 
 def _shift(side: Side, start: int) -> Side:
-    return side if side.owners is None else replace(side, owners=side.owners + start)
+    return (
+        side if side.sample_index is None else replace(side, sample_index=side.sample_index + start)
+    )
 
 
 def rows_at_sites(
@@ -330,7 +333,8 @@ class _SitePass:
         self._selection = selection
         self._folded = folded
         self._on_site = on_site
-        self._on_observation, self._on_undefined = on_observation, on_undefined
+        self._on_observation = on_observation
+        self._on_undefined = on_undefined
         self._batch = -1
         # Number of samples before the current batch, and in the current batch.
         self.first = self.samples = 0
@@ -352,12 +356,16 @@ class _SitePass:
         """Begin the next batch, given its first sample's index, its size and samples' numbers."""
         self._batch += 1
         self._sources = sources
-        self.first, self.samples = first, samples
+        self.first = first
+        self.samples = samples
         self._picker = Picker(self._selection)
         self.microbatches = Microbatches(self._report)
 
     def end_batch(self) -> None:
-        """End a batch; the first one determines the sites."""
+        """End a batch.
+
+        The first one determines the sites.
+        """
         calls = self.microbatches.calls
         if self._selected is None:
             self._selection.check(self._sites.values())
@@ -401,8 +409,8 @@ class _SitePass:
         assert x is not None
         assert y is not None
         sources = self._sources
-        if sources is not None and x.owners is not None:
-            sources = sources.of_rows(x.owners)
+        if sources is not None and x.sample_index is not None:
+            sources = sources.select_rows(x.sample_index)
         elif len(x.reduced) != self.samples or call.any_rows:
             sources = None
         pairs = ((n, (before, y.function_results[n])) for n, before in x.function_results.items())
@@ -413,7 +421,7 @@ class _SitePass:
                 x.reduced,
                 y.reduced,
                 UnreducedResults(pairs),  # type: ignore[arg-type]
-                x.owners,
+                x.sample_index,
                 self.samples,
                 (x.rounding, y.rounding),
                 sources,
@@ -433,7 +441,8 @@ def _difference(first: Sequence[CallIdentity], second: Sequence[CallIdentity]) -
         if before is None or after is None:
             return f" ({(before or after)[0]} in only one of them)"
         if before != after:
-            name, other = before[0], after[0]
+            name = before[0]
+            other = after[0]
             return f" ({other} for {name})" if name != other else f" (a different {name})"
     return ""
 
@@ -502,7 +511,9 @@ def list_sites(
 
 
 def channel_note(sites: Iterable[Site]) -> str:
-    """Describe the sites whose channel axis is assumed; return "" if there are none.
+    """Describe the sites whose channel axis is assumed.
+
+    Return "" if there are none.
 
     Examples
     --------

@@ -15,15 +15,15 @@ from nlbench.measures.linear_algebra import products
 from nlbench.measures.linear_algebra.products import (
     gram,
     has_exact_float32_products,
-    on_one_core,
     outer_products,
     product,
+    uses_one_core,
 )
 
 
 @pytest.fixture(params=[True, False], ids=["one core", "several"])
 def library(request, monkeypatch):
-    monkeypatch.setattr(products, "on_one_core", lambda values: request.param)
+    monkeypatch.setattr(products, "uses_one_core", lambda values: request.param)
 
 
 def samples(seed, n, d):
@@ -62,13 +62,13 @@ def test_small_products_use_one_core():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        assert on_one_core(torch.zeros(1))
-        assert not on_one_core(torch.zeros(1, device="meta"))
-        assert on_one_core(torch.zeros(1, 513))
+        assert uses_one_core(torch.zeros(1))
+        assert not uses_one_core(torch.zeros(1, device="meta"))
+        assert uses_one_core(torch.zeros(1, 513))
         torch.set_num_threads(2)
-        assert on_one_core(torch.zeros(4096, 512))
-        assert not on_one_core(torch.zeros(1, 513))
-        assert not on_one_core(torch.zeros(4097, 512))
+        assert uses_one_core(torch.zeros(4096, 512))
+        assert not uses_one_core(torch.zeros(1, 513))
+        assert not uses_one_core(torch.zeros(4097, 512))
     finally:
         torch.set_num_threads(before)
 
@@ -78,7 +78,7 @@ MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "NVIDIA_TF32_
 
 @pytest.fixture
 def usual_modes(monkeypatch):
-    monkeypatch.setattr(products, "on_one_core", lambda values: False)
+    monkeypatch.setattr(products, "uses_one_core", lambda values: False)
     for name in MODES:
         monkeypatch.delenv(name, raising=False)
 
@@ -92,7 +92,7 @@ def test_variables_that_round_products_are_noticed(monkeypatch, name):
     assert has_exact_float32_products(values)
     monkeypatch.setenv(name, "1")
     assert not has_exact_float32_products(values)
-    monkeypatch.setattr(products, "on_one_core", lambda values: True)
+    monkeypatch.setattr(products, "uses_one_core", lambda values: True)
     assert has_exact_float32_products(values)
 
 

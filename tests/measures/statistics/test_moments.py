@@ -19,7 +19,7 @@ def pair(seed, n, d=3, k=2, offset=0.0, scale=1.0):
 def streamed(x, y, sizes):
     stream = SamplePairs()
     for a, b in zip(x.split(sizes), y.split(sizes), strict=True):
-        stream = stream.with_samples(a, b)
+        stream = stream.add_samples(a, b)
     return stream
 
 
@@ -86,7 +86,7 @@ def test_rows_are_buffered_while_few():
     rows = stream.rows()
     assert torch.equal(rows[0].values, x[:9])
     assert torch.equal(rows[1].values, y[:9])
-    before, stream = stream, stream.with_samples(x[9:], y[9:])
+    before, stream = stream, stream.add_samples(x[9:], y[9:])
     assert (before.n, before.moments) == (9, None)
     assert stream.moments is not None
     assert stream.moments.n == stream.n == 20
@@ -115,7 +115,7 @@ def test_small_column_next_to_large_keeps_its_scatter():
     small = x * torch.tensor([1.0, 2.0**-700, 2.0**600], dtype=torch.float64)
     plain, other = streamed(x, y, 4).moments, streamed(small, y, 4).moments
     assert torch.equal(other.scatter, plain.scatter)
-    common = other.in_common_units()
+    common = other.unify_units()
     assert len(common.unit[:3].unique()) == len(common.unit[3:].unique()) == 1
     assert torch.equal(common.xx[2, 2], plain.xx[2, 2])
 
@@ -129,7 +129,7 @@ def test_coarsest_rounding_of_each_side_is_used(batch, side, first):
         samples = list(pair(8, batch))
         if is_coarse:
             samples[side] = samples[side].float()
-        stream = stream.with_samples(*samples)
+        stream = stream.add_samples(*samples)
     rounding = [2.0**-52] * 2
     rounding[side] = 2.0**-23
     assert stream.moments.rounding == tuple(rounding)
@@ -158,9 +158,9 @@ def test_a_batch_that_does_not_fit_is_refused():
     x, y = pair(5, 10)
     stream = streamed(x, y, 5)
     with pytest.raises(RequestError, match=r"\(2, 2\)"):
-        stream.with_samples(x[:, :2], y)
+        stream.add_samples(x[:, :2], y)
     with pytest.raises(RequestError):
-        stream.with_samples(x, y[:9])
+        stream.add_samples(x, y[:9])
     with pytest.raises(NotFinite):
-        stream.with_samples(x / 0, y)
+        stream.add_samples(x / 0, y)
     assert stream.n == 10

@@ -140,7 +140,7 @@ def test_single_precision_settles_differences_beyond_its_digits(monkeypatch):
 @pytest.fixture
 def several_cores(monkeypatch):
     """PyTorch's own products, whatever the threads of this machine."""
-    monkeypatch.setattr(products, "on_one_core", lambda values: False)
+    monkeypatch.setattr(products, "uses_one_core", lambda values: False)
 
 
 def neighbours_and_swapped():

@@ -16,7 +16,7 @@ from nlbench.measures.transport.gaussian_map import optimal_map
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["one core", "several"])
 def library(request, monkeypatch):
-    monkeypatch.setattr(gaussian_map, "on_one_core", lambda values: request.param)
+    monkeypatch.setattr(gaussian_map, "uses_one_core", lambda values: request.param)
 
 
 def normal(seed, n, d):

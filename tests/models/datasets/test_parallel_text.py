@@ -10,7 +10,7 @@ from nlbench.errors import RequestError
 from nlbench.models.datasets.parallel_text import END, PAD, START, Vocabulary, parallel
 from nlbench.models.networks.transformer import TransformerTiny
 from nlbench.models.training.recipes import augmented, noisy_labels, vanilla
-from nlbench.models.training.tasks import task_of
+from nlbench.models.training.tasks import get_task
 from nlbench.subjects.weights import save_weights
 
 ENGLISH = [f"the {size} {animal} sleeps" for size in ("big", "small") for animal in "abcde"]
@@ -124,12 +124,12 @@ def test_text_that_is_no_utf8_is_refused(files, tmp_path):
 @pytest.mark.parametrize("recipe", [augmented, noisy_labels])
 def test_image_only_options_are_refused(files, recipe):
     with pytest.raises(RequestError):
-        task_of(parallel(*files, vocabulary=60), recipe, 0)
+        get_task(parallel(*files, vocabulary=60), recipe, 0)
 
 
 def test_plain_recipes_are_fine(files):
     data = parallel(*files, vocabulary=60)
-    assert task_of(data, vanilla, 0).size == len(data.train.sources)
+    assert get_task(data, vanilla, 0).size == len(data.train.sources)
 
 
 def test_missing_library_is_named(monkeypatch):
@@ -163,4 +163,4 @@ def test_weights_of_another_vocabulary_are_refused(files, tmp_path):
 
 def test_unknown_tokenizer_is_refused_before_training(files):
     with pytest.raises(RequestError, match="'words'"):
-        task_of(parallel(*files, vocabulary=60, bleu="words"), vanilla, 0)
+        get_task(parallel(*files, vocabulary=60, bleu="words"), vanilla, 0)

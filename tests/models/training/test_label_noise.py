@@ -13,7 +13,7 @@ from nlbench.models.datasets.digits import digits
 from nlbench.models.datasets.images import images
 from nlbench.models.networks.vgg import vgg8
 from nlbench.models.training.batches import batches
-from nlbench.models.training.label_noise import corrupt_labels, with_label_noise
+from nlbench.models.training.label_noise import add_label_noise, corrupt_labels
 from nlbench.probes.lines import trace_segments
 from nlbench.probes.lines.paths import closed_paths
 from nlbench.subjects.model import model_info
@@ -58,7 +58,7 @@ def test_relabelled_items_are_read_together():
             return [self[i] for i in indices]
 
     asked = []
-    items = with_label_noise(Together(), 1.0, 12, seed=0)
+    items = add_label_noise(Together(), 1.0, 12, seed=0)
     asked.clear()
     found = list(batches(items, torch.tensor([3, 1, 2]), 2, torch.device("cpu")))
     assert asked == [[3, 1], [2]]
@@ -68,7 +68,7 @@ def test_relabelled_items_are_read_together():
 
 
 def test_a_subset_is_relabelled():
-    items = with_label_noise(Subset(RecordedItems(), [5, 7, 9]), 0.0, 12, seed=0)
+    items = add_label_noise(Subset(RecordedItems(), [5, 7, 9]), 0.0, 12, seed=0)
     assert [label for _, label in (items[i] for i in range(3))] == [5, 7, 9]
 
 
@@ -78,7 +78,7 @@ def test_labels_are_corrupted_without_reading_an_image(tmp_path):
         for i in range(3):
             (tmp_path / name / f"{i}.png").write_bytes(b"no image at all")
     items = images(str(tmp_path)).train
-    assert with_label_noise(items, 1.0, 2, seed=0).labels == [1, 1, 1, 0, 0, 0]
+    assert add_label_noise(items, 1.0, 2, seed=0).labels == [1, 1, 1, 0, 0, 0]
 
 
 SHIPPED = Path(model_info(vgg8).trained["digits"])

@@ -11,7 +11,7 @@ from nlbench.models.sparsified import nonlinear_units
 from nlbench.models.training.linearisation_recipes import post_training
 from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import translation
-from nlbench.models.training.tasks import task_of
+from nlbench.models.training.tasks import get_task
 
 CPU = torch.device("cpu")
 
@@ -42,11 +42,11 @@ def test_token_accuracy_ignores_padding(data):
         for a, b in zip(source, targets, strict=True):
             total += b != -100
             right += b != -100 and a == b
-    assert task_of(data, translation, 0).accuracy(copies, "test", CPU) == right / total
+    assert get_task(data, translation, 0).accuracy(copies, "test", CPU) == right / total
 
 
 def test_the_loss_ignores_padding(data):
-    task = task_of(data, translation, 0)
+    task = get_task(data, translation, 0)
     wanted = data.train.target_tokens[:4]
     logits = torch.randn(*wanted.shape, data.classes, generator=torch.Generator().manual_seed(0))
     by_hand = [
@@ -59,7 +59,7 @@ def test_the_loss_ignores_padding(data):
 
 
 def test_a_network_that_is_no_translator_is_refused(data):
-    task = task_of(data, translation, 0)
+    task = get_task(data, translation, 0)
     with pytest.raises(RequestError):
         task.loss(torch.zeros(4, 10), data.train.target_tokens[:4])
 
@@ -68,7 +68,7 @@ def test_translator_accuracy_of_nan_is_an_error(data):
     network = TransformerTiny(data.classes)
     nn.init.constant_(network.logits.bias, float("nan"))
     with pytest.raises(NotFinite):
-        task_of(data, translation, 0).accuracy(network, "test", CPU)
+        get_task(data, translation, 0).accuracy(network, "test", CPU)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from nlbench.execution.dask_cluster import _call_within
 from nlbench.execution.executors import WorkerPool
 from nlbench.execution.supervisor import WorkerCrash
 from nlbench.execution.unit_runner import UnitRunner
-from nlbench.execution.work_units import Unit, to_message, units_of
+from nlbench.execution.work_units import Unit, group_by_subject, to_message
 from nlbench.plan import make_plan
 from nlbench.progress import ProgressMonitor
 from nlbench.request import ExecutionOptions, Request
@@ -484,7 +484,7 @@ def test_calls_in_processes_wait_their_turn(monkeypatch, workers):
 def three_probes_of_two_subjects():
     plan = make_plan(request("absdev,affinity,nlc"), "cpu", print)
     machine = RecordedMachine("cpu", "", {})
-    return units_of(plan.cells, plan, machine, memory=None, expected={})
+    return group_by_subject(plan.cells, plan, machine, memory=None, expected={})
 
 
 def measured_by_fakes(monkeypatch, units, workers, measure):

@@ -20,7 +20,7 @@ from nlbench.measure import (
     site_measure,
     summarize,
 )
-from nlbench.measure.result import MIN_DEFINED_SHARE
+from nlbench.measure.result import MIN_DEFINED_FRACTION
 from nlbench.options import Option
 from nlbench.probes.sites.site import Site, SiteBatch
 
@@ -142,7 +142,7 @@ def test_too_few_places_have_no_summary(total, data):
     measured = data.draw(st.integers(1, total))
     result = some_undefined(measured, total)
     assert result.places == (measured, total)
-    if measured < MIN_DEFINED_SHARE * total:
+    if measured < MIN_DEFINED_FRACTION * total:
         assert (result.status, result.summary) == ("undefined", {})
         assert result.reason == f"{measured} of {total} places: constant output"
         assert sum(value.status == "ok" for value in result.values) == measured

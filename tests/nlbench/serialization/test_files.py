@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nlbench.errors import RequestError
 from nlbench.serialization.files import (
-    _depth_of,
+    _measure_depth,
     check_is_file,
     make_folder,
     parse_json,
@@ -131,7 +131,7 @@ def depth(content):
 @given(nested_json, st.booleans())
 def test_depth_is_known_without_parsing(content, ascii_only):
     text = json.dumps(content, ensure_ascii=ascii_only)
-    assert _depth_of(text) == depth(content)
+    assert _measure_depth(text) == depth(content)
 
 
 HOSTILE = {

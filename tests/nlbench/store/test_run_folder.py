@@ -56,7 +56,7 @@ def test_a_manifest_describes_its_records():
     failed = record("cka", "l", Result.missing("failed", "boom"))
     other = replace(failed.machine, dtype="float64", environment={"python": "3.12"})
     same, changed = (
-        manifest.of_records([record(), failed, record("r2", "m"), last])
+        manifest.describe_records([record(), failed, record("r2", "m"), last])
         for last in (record("nlc", "n"), replace(failed, key="n", machine=other))
     )
     assert same.cells == {"ok": 3, "failed": 1}
@@ -370,7 +370,7 @@ anything = st.recursive(
 def test_untrusted_run_is_read_or_refused(tmp_path, data):
     folder, out = tmp_path / "run", tmp_path / "out"
     if not folder.exists():
-        Run(Manifest(order=("k",)).of_records([record()]), [record()]).save(folder)
+        Run(Manifest(order=("k",)).describe_records([record()]), [record()]).save(folder)
     file = data.draw(st.sampled_from([folder / "manifest.json", folder / "cells" / "k.json"]))
     before = file.read_text()
     content = json.loads(before)

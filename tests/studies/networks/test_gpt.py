@@ -7,7 +7,7 @@ import torch
 
 from nlbench.errors import RequestError
 from nlbench.models.training.recipes import translation
-from nlbench.models.training.tasks import NextToken, task_of
+from nlbench.models.training.tasks import NextToken, get_task
 from nlbench.probes.sites.modules import find_places
 from nlbench.studies.networks.gpt import SmallGPT
 from nlbench.subjects.load import load_dataset
@@ -42,7 +42,7 @@ def test_its_blocks_attentions_and_mlps_are_places():
 
 
 def test_training_on_text_learns_the_next_token(text):
-    task, model = task_of(text, translation, 0), network()
+    task, model = get_task(text, translation, 0), network()
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     cpu, generator = torch.device("cpu"), torch.Generator()
     before = task.accuracy(model, "test", cpu)

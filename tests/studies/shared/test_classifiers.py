@@ -87,7 +87,7 @@ def test_available_weights_are_measured_on_imagenet(tmp_path, monkeypatch, libra
     (record,) = asked(tmp_path, weights="trained").records
     assert (record.subject.model, record.subject.weights) == ("torchvision/mnasnet0_5", "trained")
     assert str(weights) in record.subject.preprocessing
-    found = Run(Manifest().of_records([record]), [record])
+    found = Run(Manifest().describe_records([record]), [record])
     said = " ".join(registry.load("studies", "history")().analyse({"run": found}).remarks)
     assert record.subject.weights_hash == state_hash(network)
     assert f"mnasnet0_5 {state_hash(network)[:8]}" in said

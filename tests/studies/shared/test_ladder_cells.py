@@ -32,7 +32,7 @@ def run_of(model, data, fits):
         )
         for name, (kind, value) in fits.items()
     ]
-    return Run(Manifest().of_records(records), records)
+    return Run(Manifest().describe_records(records), records)
 
 
 def test_networks_that_do_not_fit_are_left_out():

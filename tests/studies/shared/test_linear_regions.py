@@ -104,7 +104,7 @@ def test_shares_of_paths_are_those_that_are_counted():
     run = paths(*PAPER)
     values = linear_regions.path_values(run, "absdev")
     for same in (True, False):
-        found = linear_regions.shares_of_paths(values, "noise 0.2", "clean", same_seed=same)
+        found = linear_regions.compare_paths(values, "noise 0.2", "clean", same_seed=same)
         expected = [
             float(a > b)
             for r in run.records

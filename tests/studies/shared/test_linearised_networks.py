@@ -48,7 +48,7 @@ def cells(model, mode, omega, seed, accuracy, length, linear, *, noise=0.0, epoc
 
 def run_of(*groups):
     records = [record for group in groups for record in group]
-    return {"run": Run(Manifest().of_records(records), records)}
+    return {"run": Run(Manifest().describe_records(records), records)}
 
 
 def words(name, runs):

@@ -12,7 +12,7 @@ from nlbench.studies.shared.outcomes import (
     fgsm_robustness,
     first_loss,
     generalisation_gap,
-    nonlinear_share,
+    nonlinear_fraction,
     outcomes_measure,
 )
 
@@ -87,7 +87,7 @@ def test_first_loss_is_interpolated():
 def test_unused_units_can_be_removed(samples):
     with torch.no_grad():
         # Two of 40 units are needed, so 95 % go before the accuracy falls.
-        share = nonlinear_share(absolute_value(38), samples)
+        share = nonlinear_fraction(absolute_value(38), samples)
     assert 0 < share <= 0.05
 
 
@@ -95,7 +95,7 @@ def test_affine_networks_need_no_nonlinear_unit(samples):
     model = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 2))
     with torch.no_grad():
         model[0].bias.fill_(100)
-        assert nonlinear_share(model, samples) == 0
+        assert nonlinear_fraction(model, samples) == 0
 
 
 def test_outcomes_are_recorded_for_each_network(samples):

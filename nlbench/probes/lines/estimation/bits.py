@@ -14,7 +14,9 @@ from torch.nn import functional
 
 _GATHER = 0x0102040810204080
 """Multiplier that gathers the lowest bits of eight bytes into the highest byte."""
-_M1, _M2, _M4 = 0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F
+_M1 = 0x5555555555555555
+_M2 = 0x3333333333333333
+_M4 = 0x0F0F0F0F0F0F0F0F
 _H1 = 0x0101010101010101
 
 
@@ -103,7 +105,8 @@ def set_bits(words: Tensor) -> tuple[Tensor, Tensor]:
     hit, byte = octets.nonzero().unbind(1)
     flags = (octets[hit, byte][:, None] >> torch.arange(8, device=words.device).byte()) & 1
     index, bit = flags.nonzero().unbind(1)
-    hit, byte = hit[index], byte[index]
+    hit = hit[index]
+    byte = byte[index]
     return row[hit], word[hit] * 64 + byte * 8 + bit
 
 

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from .copies import MAX_COMPARED_ROUNDING, UNKNOWN, CrossingLog, clusters, join_clusters
 
-EQUAL_NOISE = 0.25
-"""Tolerance for equal values, in units of their noise: one epsilon of the layer's largest value."""
-COMPARED_NOISE = 8
-"""Maximum distance from the kink, in units of the noise, at which a unit counts as crossing."""
+MAX_EQUAL_TOLERANCES = 0.25
+"""Tolerance for equal values, in units of one epsilon of the layer's largest value."""
+MAX_CROSSING_TOLERANCES = 8
+"""Maximum distance from the kink, in units of the tolerance, at which a unit counts as crossing."""
 MAX_TIE_ROUNDING = 1e-3
 """Maximum rounding error of a distance, relative to its change in a step, for resolving ties."""
 
@@ -55,9 +55,11 @@ class CrossingTable:
         has_windows: Tensor,
         resting_values: Tensor,
     ) -> None:
-        self.segments, self.steps = segments, steps
-        self._has_windows, self._resting_values = has_windows, resting_values
-        crossings, values, noise = log.columns()
+        self.segments = segments
+        self.steps = steps
+        self._has_windows = has_windows
+        self._resting_values = resting_values
+        crossings, values, tolerance = log.columns()
         side = crossings[0] % 2
         crossings[0] //= 2
         _, entry = torch.unique(_keys(crossings), return_inverse=True)
@@ -68,8 +70,8 @@ class CrossingTable:
         # Indexed by end and value, (2, 2, m).
         self._values = values.new_full((2, 2, count), UNKNOWN)
         self._values[side, :, entry] = values.T
-        self._noise = noise.new_zeros(count)
-        self._noise[entry] = noise
+        self._tolerance = tolerance.new_zeros(count)
+        self._tolerance[entry] = tolerance
         # Crossings in one step with one label coincide; -1 where they have not been compared.
         self._labels = entry.new_full((count,), -1)
 
@@ -77,17 +79,18 @@ class CrossingTable:
         """Keep only the given segments."""
         position = torch.full((self.segments,), -1)
         position[list(indices)] = torch.arange(len(indices))
-        segment, step = self._crossings[0] // self.steps, self._crossings[0] % self.steps
+        segment = self._crossings[0] // self.steps
+        step = self._crossings[0] % self.steps
         self._crossings[0] = position[segment] * self.steps + step
         is_kept = position[segment] >= 0
         self._crossings, self._values = self._crossings[:, is_kept], self._values[..., is_kept]
-        self._noise = self._noise[is_kept]
+        self._tolerance = self._tolerance[is_kept]
         self._labels = self._labels[is_kept]
         self.segments = len(indices)
 
     def halve(self, log: CrossingLog) -> None:
         """Replace the crossings with those of the halved grid, logged in the middles of steps."""
-        crossings, middle, noise = log.columns()
+        crossings, middle, tolerance = log.columns()
         # The middle is the right end of the left half; the other end is one of the previous step's.
         side = 1 - crossings[0] % 2
         known, entry = self._entries(crossings)
@@ -99,7 +102,9 @@ class CrossingTable:
         labels[known] = self._labels[entry]
         self._labels = labels
         self.steps *= 2
-        self._crossings, self._values, self._noise = crossings, values, noise
+        self._crossings = crossings
+        self._values = values
+        self._tolerance = tolerance
 
     def unknown_nodes(self) -> Tensor:
         """Return the nodes, counted across all segments, at which a crossing's value is unknown."""
@@ -141,20 +146,21 @@ class CrossingTable:
         expected : int64 tensor
             See `positions_to_compare`.
         """
-        crossings, values, noise = log.columns()
+        crossings, values, tolerance = log.columns()
         certain, possible = self._join(self._is_spurious_switch())
         first = expected[crossings[0]]
         crossings[0] = 2 * self._crossings[0, first]
         known, entry = self._entries(crossings)
         first = first[known]
         distance = values[0, known] - self._has_windows[crossings[1, known]] * values[1, known]
-        is_met = distance.abs() <= COMPARED_NOISE * noise[known]
+        is_met = distance.abs() <= MAX_CROSSING_TOLERANCES * tolerance[known]
         is_met &= possible[entry] == possible[first]
         # A crossing that is elsewhere than expected says nothing about the others.
         is_as_expected = torch.zeros(len(possible), dtype=torch.bool)
         is_as_expected[entry[is_met & (entry == first)]] = True
         is_met &= is_as_expected[first]
-        entry, first = entry[is_met], first[is_met]
+        entry = entry[is_met]
+        first = first[is_met]
         root = torch.arange(len(possible))
         root.scatter_reduce_(0, first, entry, "amin")
         root.scatter_reduce_(0, entry, root[first], "amin")
@@ -187,17 +193,19 @@ class CrossingTable:
             True if a crossing repeats that of another unit, or if a switch is spurious.
         """
         step, site = self._crossings[:2]
-        segment, is_switch = step // self.steps, self._has_windows[site]
+        segment = step // self.steps
+        is_switch = self._has_windows[site]
         is_spurious = is_switch & self._is_spurious_switch()
         certain, possible = self._join(is_spurious)
         index = torch.arange(len(step))
         repeated = is_spurious | (certain != index)
         gaps = self._gaps()
-        is_unknown = is_switch & ((gaps == UNKNOWN) | (gaps <= self._noise)).any(0)
+        is_unknown = is_switch & ((gaps == UNKNOWN) | (gaps <= self._tolerance)).any(0)
         further = ~repeated & ((possible != index) | is_unknown)
 
-        def by_site(flags: Tensor) -> Tensor:
-            kind, sites = (segment * len(self._has_windows) + site)[flags], len(self._has_windows)
+        def count_by_site(flags: Tensor) -> Tensor:
+            kind = (segment * len(self._has_windows) + site)[flags]
+            sites = len(self._has_windows)
             count = torch.bincount(kind, minlength=self.segments * sites)
             return count.reshape(self.segments, sites).float()
 
@@ -205,36 +213,38 @@ class CrossingTable:
         doubtful += self._cycles(is_switch & ~repeated & ~further)
         has_ties = torch.zeros(self.segments, dtype=torch.bool)
         has_ties[segment[is_spurious | repeated & ~is_switch]] = True
-        return by_site(is_switch) - by_site(repeated), doubtful.float(), has_ties
+        return count_by_site(is_switch) - count_by_site(repeated), doubtful.float(), has_ties
 
     def _join(self, is_spurious: Tensor) -> tuple[Tensor, Tensor]:
         """Return partitions into crossings that coincide and crossings that may coincide."""
-        step, values, noise = self._crossings[0], self._values, EQUAL_NOISE * self._noise
+        step = self._crossings[0]
+        values = self._values
+        tolerance = MAX_EQUAL_TOLERANCES * self._tolerance
         is_switch = self._has_windows[self._crossings[1]]
         is_flat = self._is_flat()
         has_evidence = ~is_flat.all(0)
 
         step_and_kind = 2 * step + is_switch
 
-        def agree(group: Tensor, values: Tensor, noise: Tensor, is_compared: Tensor) -> Tensor:
-            return clusters(group, values, noise, is_compared & ~is_spurious)
+        def agree(group: Tensor, values: Tensor, tolerance: Tensor, is_compared: Tensor) -> Tensor:
+            return clusters(group, values, tolerance, is_compared & ~is_spurious)
 
         is_compared = self._labels >= 0
         ends = values.flatten(0, 1).T
         gaps = self._gaps()
         width = gaps.sum(0).clamp(min=torch.finfo(gaps.dtype).tiny)
-        accuracy = noise / width
+        accuracy = tolerance / width
         is_precise = (accuracy <= MAX_COMPARED_ROUNDING) & (gaps < UNKNOWN).all(0) & has_evidence
         certain = join_clusters(
-            agree(step_and_kind, ends, noise, has_evidence),
+            agree(step_and_kind, ends, tolerance, has_evidence),
             agree(step, (gaps[0] / width)[:, None], accuracy, is_precise),
-            agree(step, self._labels.double()[:, None], torch.zeros_like(noise), is_compared),
+            agree(step, self._labels.double()[:, None], torch.zeros_like(tolerance), is_compared),
         )
         possible = join_clusters(
             certain,
-            agree(step_and_kind, values[0].T, noise, ~is_flat[0] & ~is_compared),
-            agree(step_and_kind, values[1].T, noise, ~is_flat[1] & ~is_compared),
-            agree(step_and_kind, ends, noise, ~has_evidence & ~is_compared),
+            agree(step_and_kind, values[0].T, tolerance, ~is_flat[0] & ~is_compared),
+            agree(step_and_kind, values[1].T, tolerance, ~is_flat[1] & ~is_compared),
+            agree(step_and_kind, ends, tolerance, ~has_evidence & ~is_compared),
         )
         return certain, possible
 
@@ -243,13 +253,14 @@ class CrossingTable:
 
         At one end, they must differ clearly at the other.
         """
-        values, gaps = self._values, self._gaps()
+        values = self._values
+        gaps = self._gaps()
         is_known = values[:, 0] != UNKNOWN
         # The value, at each end, of the leader at the other end.
         others = torch.stack([values[0, 1], values[1, 0]])
         rests = torch.isin(others, self._resting_values) & is_known
-        is_resolved = self._noise <= MAX_TIE_ROUNDING * gaps.sum(0)
-        is_equal = gaps <= self._noise
+        is_resolved = self._tolerance <= MAX_TIE_ROUNDING * gaps.sum(0)
+        is_equal = gaps <= self._tolerance
         return is_equal.any(0) & is_resolved | is_equal.all(0) | (rests | ~is_known).all(0)
 
     def _gaps(self) -> Tensor:
@@ -262,13 +273,15 @@ class CrossingTable:
     def _is_flat(self) -> Tensor:
         """Return a mask (2, m) of ends with a value that is unknown or recurs at other nodes."""
         step, site, kink = self._crossings[:3]
-        count, segment = len(step), step // self.steps
-        values, is_switch = self._values[:, 0], self._has_windows[site]
+        count = len(step)
+        segment = step // self.steps
+        values = self._values[:, 0]
+        is_switch = self._has_windows[site]
         node = torch.cat([step + segment, step + segment + 1])
         kinks = int(kink.max()) + 1 if count else 1
         kind = ((segment * len(self._has_windows) + site) * kinks + kink).repeat(2)
-        noise = EQUAL_NOISE * self._noise.repeat(2)
-        cluster = clusters(kind, values.reshape(-1, 1), noise)
+        tolerance = MAX_EQUAL_TOLERANCES * self._tolerance.repeat(2)
+        cluster = clusters(kind, values.reshape(-1, 1), tolerance)
         first, last = torch.full_like(node, 2**62), torch.full_like(node, -1)
         first.scatter_reduce_(0, cluster, node, "amin")
         last.scatter_reduce_(0, cluster, node, "amax")
@@ -281,18 +294,20 @@ class CrossingTable:
         One window may switch from A to C where others switch from A to B and from B to C.
         """
         (index,) = chosen.nonzero().unbind(1)
-        step, noise, count = self._crossings[0, index], self._noise[index], len(index)
+        step = self._crossings[0, index]
+        tolerance = self._tolerance[index]
+        count = len(index)
         values = self._values[1][:, index].reshape(-1, 1)
         entry = torch.arange(2 * count)
-        member = clusters(step.repeat(2), values, noise.repeat(2))
+        member = clusters(step.repeat(2), values, tolerance.repeat(2))
         connected = join_clusters(member, entry % max(1, count))
         segment = (step // self.steps).repeat(2)
 
-        def by_segment(flags: Tensor) -> Tensor:
+        def count_by_segment(flags: Tensor) -> Tensor:
             return torch.bincount(segment[flags], minlength=self.segments)
 
-        members = by_segment(member == entry)
-        return by_segment(entry < count) - members + by_segment(connected == entry)
+        members = count_by_segment(member == entry)
+        return count_by_segment(entry < count) - members + count_by_segment(connected == entry)
 
 
 def _keys(columns: Tensor) -> Tensor:

@@ -29,7 +29,8 @@ class CrossingLog:
     """
 
     def __init__(self, capacity: int) -> None:
-        self.capacity, self.needed = capacity, 0
+        self.capacity = capacity
+        self.needed = 0
         self._columns: list[Tensor] = []
         self._counts: list[Tensor] = []
 
@@ -52,9 +53,10 @@ class CrossingLog:
         tolerance: Tensor,
         is_valid: Tensor,
     ) -> None:
-        """Add crossings (m,) of a kink at a site; entries where `is_valid` is False are ignored.
+        """Add crossings (m,) of a kink at a site.
 
         Crossings in one interval are the same if their `values`, (m, 2), agree within `tolerance`.
+        Entries where `is_valid` is False are ignored.
         """
         numbers = [torch.where(is_valid, interval, -1), unit, *values.unbind(1), tolerance]
         constant = [
@@ -94,7 +96,9 @@ class CrossingLog:
 def clusters(
     group: Tensor, values: Tensor, tolerance: Tensor, is_compared: Tensor | None = None
 ) -> Tensor:
-    """Cluster the rows (m, d) that agree within a group; return the first row of each's cluster.
+    """Cluster the rows (m, d) that agree within a group.
+
+    Return the first row of each row's cluster.
 
     Parameters
     ----------
@@ -124,7 +128,8 @@ def clusters(
     rounding = 8 * torch.finfo(values.dtype).eps * projection[1:].abs()
     near = projection.diff() <= weights.sum() * tolerance.max() + rounding
     (at,) = (near & (group.diff() == 0)).nonzero().unbind(1)
-    first, second = order[at], order[at + 1]
+    first = order[at]
+    second = order[at + 1]
     difference = (values[first] - values[second]).abs().amax(1)
     at = at[difference <= torch.maximum(tolerance[first], tolerance[second])]
     # Consecutive pairs form one cluster.
@@ -167,7 +172,7 @@ def join_clusters(*partitions: Tensor) -> Tensor:
             return labels
 
 
-def bend_together(
+def find_coinciding_units(
     segment: Tensor, distances: Tensor, tolerance: Tensor, is_signed: Tensor, min_different: int = 2
 ) -> Tensor:
     """Return a mask of the units that bend at the same positions as an earlier unit.

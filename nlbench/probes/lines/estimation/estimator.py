@@ -99,7 +99,8 @@ class _SegmentState:
 
     def rounding_error(self) -> Tensor:
         """Return the rounding error of the distances to the chord: (k,)."""
-        values, measured = self.values, self.rounding.output_error
+        values = self.values
+        measured = self.rounding.output_error
         size = values.abs().amax() if values.numel() else values.new_zeros(())
         expected = 2 * torch.finfo(self.evaluator.dtype).eps * size
         # It is far larger where outputs are small differences of large numbers.
@@ -194,7 +195,9 @@ def estimate_segments(
     budget: int = 0,
     counts: bool = True,
 ) -> Iterator[SegmentEstimate | None]:
-    """Estimate segments one at a time; see `nlbench.probes.lines.estimate_segment`.
+    """Estimate segments one at a time.
+
+    See `nlbench.probes.lines.estimate_segment`.
 
     Parameters
     ----------
@@ -301,7 +304,8 @@ def _estimate(
         start, end = (x.to(evaluator.dtype) for x in segment)
         rounding = evaluator.piecewise.measure_rounding(torch.lerp(start, end, 0.5)[None])
         states.append(_SegmentState(evaluator, (start, end), rounding))
-    active, tolerance = list(states), options.tolerance
+    active = list(states)
+    tolerance = options.tolerance
     group = GridGroup(
         evaluator,
         [state.segment for state in states],
@@ -399,7 +403,10 @@ def _exclude_copies(group: GridGroup, states: Sequence[_SegmentState]) -> None:
 def _compare_crossings(
     group: GridGroup, states: Sequence[_SegmentState], options: _EstimateOptions
 ) -> list[int]:
-    """Start comparing crossings; return the segments that don't need double precision."""
+    """Start comparing crossings.
+
+    Return the segments that don't need double precision.
+    """
     have_ties = group.compare_crossings()
     for state, has_ties in zip(states, have_ties, strict=True):
         state.extra_evaluations += group.steps + 1
@@ -414,7 +421,8 @@ def _needs_other_method(state: _SegmentState, options: _EstimateOptions) -> bool
     state.is_exact = state.crossings.total + 1 <= options.budget
     if state.is_exact or not options.may_be_imprecise:
         return state.is_exact
-    rounding, tolerance = state.rounding_error(), options.tolerance
+    rounding = state.rounding_error()
+    tolerance = options.tolerance
     deviation = DeviationEstimate.of(state.values, None).parts.total
     lost = float(torch.linalg.vector_norm(rounding))
     loses_crossings = 2 * state.crossings.fixed > tolerance * state.crossings.total

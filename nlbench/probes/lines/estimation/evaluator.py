@@ -96,40 +96,42 @@ class Evaluator:
     def outputs(self, segments: Sequence[Segment], t: Sequence[Tensor]) -> list[Tensor]:
         """Return the network's outputs (m, k) at positions (m,) on each segment, in float64."""
         counts = [len(x) for x in t]
-        owner = torch.arange(len(t)).repeat_interleave(torch.tensor(counts)).to(self.device)
+        segment_index = torch.arange(len(t)).repeat_interleave(torch.tensor(counts)).to(self.device)
         starts, ends = (torch.stack(x) for x in zip(*segments, strict=True))
-        values = self.along(starts, ends, owner, torch.cat(list(t)).to(self.device))
+        values = self.along(starts, ends, segment_index, torch.cat(list(t)).to(self.device))
         return list(torch.split(values, counts))
 
     def along(
         self,
         starts: Tensor,
         ends: Tensor,
-        owner: Tensor,
+        segment_index: Tensor,
         t: Tensor,
         callback: Callable[..., None] | None = None,
         rounding: Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """Run the network at positions t (P,) on segments (s, *input) with indices `owner` (P,).
+        """Run the network at positions t (P,) on the segments (s, *input) with given indices (P,).
 
         Parameters
         ----------
         callback : callable, optional
             Called with the slice of positions being run and the arguments of a `PatternCallback`.
         rounding : sequence of tensor, optional
-            `noise_floor` and `is_coarse` for each segment, (s, n); see `MeasuredRounding`.
+            `min_tolerance` and `is_coarse` for each segment, (s, n); see `MeasuredRounding`.
 
         Returns
         -------
         float64 tensor of shape (P, k)
         """
         outputs = []
-        for first in range(0, len(owner), self.batch_points):
-            rows = slice(first, min(first + self.batch_points, len(owner)))
+        for first in range(0, len(segment_index), self.batch_points):
+            rows = slice(first, min(first + self.batch_points, len(segment_index)))
             weight = t[rows].double().to(starts.dtype).reshape(-1, *[1] * (starts.ndim - 1))
-            inputs = torch.lerp(starts[owner[rows]], ends[owner[rows]], weight)
+            inputs = torch.lerp(starts[segment_index[rows]], ends[segment_index[rows]], weight)
             on_rows = None if callback is None else functools.partial(callback, rows)
-            point_rounding = None if rounding is None else [x[owner[rows]] for x in rounding]
+            point_rounding = (
+                None if rounding is None else [x[segment_index[rows]] for x in rounding]
+            )
             output = self.piecewise.run(inputs, on_rows, point_rounding).double()
             if not torch.isfinite(output).all():
                 raise NotFinite("the network's output is not finite on the segment")

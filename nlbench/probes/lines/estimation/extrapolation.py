@@ -261,7 +261,10 @@ def _richardson(fine: ChordParts, coarse: ChordParts) -> ChordParts:
 
 
 def _interpolate(values: Tensor, t: Tensor) -> Tensor:
-    """Interpolate values (n + 1, k) on a uniform grid linearly at t (m,); return (m, k)."""
+    """Interpolate values (n + 1, k) on a uniform grid linearly at t (m,).
+
+    Return a tensor of shape (m, k).
+    """
     at = t * (len(values) - 1)
     left = at.floor().long().clamp(0, len(values) - 2)
     weight = (at - left)[:, None]

@@ -27,9 +27,9 @@ from nlbench.probes.lines.segments import Segment
 
 from .bits import pack, pack_positions, popcount, set_bits, union
 from .coincidences import CrossingTable
-from .copies import CrossingLog, bend_together
+from .copies import CrossingLog, find_coinciding_units
 from .evaluator import Evaluator
-from .patterns import Margins, Windows, crossed, noise_among, value_at
+from .patterns import Margins, Windows, crossed, tie_tolerance, value_at
 from .piecewise import MeasuredRounding
 
 FIRST_GRID_STEPS = 4
@@ -37,8 +37,8 @@ COST_PROBE_STEPS = 8
 """Number of steps in the second grid, from which the cost of an exact trace is predicted."""
 COMPARED_STEPS = (0, 2, 5, 7)
 """Steps of the second grid at whose midpoints units are compared with each other."""
-COPY_TOLERANCE_NOISE = 8
-"""Maximum difference, in units of their noise, at which the values of two units count as equal."""
+MAX_COPY_TOLERANCES = 8
+"""Maximum difference, in tolerances, at which the values of two units count as equal."""
 BYTES_PER_COMPARED_UNIT = 224
 _HASH_FACTOR = 0x9E3779B97F4A7C1
 INITIAL_GPU_CAPACITY = 2**9
@@ -75,7 +75,8 @@ class _UnitSides:
 
         The start is `end` 0, the end is 1.
         """
-        known, at = _has_side(state), -end
+        known = _has_side(state)
+        at = -end
         before = self.states[segments, at]
         self.states[segments, at] = before & ~known[:, None] | state
         if end:
@@ -137,7 +138,7 @@ class GridGroup:
         self._site_index = piecewise.site_index
         self._starts = torch.stack([start for start, _ in segments])
         self._ends = torch.stack([end for _, end in segments])
-        self._noise_floor = torch.stack([measured.noise_floor for measured in rounding])
+        self._min_tolerance = torch.stack([measured.min_tolerance for measured in rounding])
         self._is_coarse = torch.stack([measured.is_coarse for measured in rounding])
         self._device = self._starts.device
         self.steps = 0
@@ -165,7 +166,7 @@ class GridGroup:
         chosen = torch.tensor(indices)
         index = chosen.to(self._device)
         self._starts, self._ends = self._starts[index], self._ends[index]
-        self._noise_floor, self._is_coarse = self._noise_floor[index], self._is_coarse[index]
+        self._min_tolerance, self._is_coarse = self._min_tolerance[index], self._is_coarse[index]
         self.values = self.values[index]
         self._at_nodes, self.undecided = self._at_nodes[index], self.undecided[index]
         self._switches = [counts[chosen] for counts in self._switches]
@@ -189,20 +190,22 @@ class GridGroup:
 
     def begin(self) -> None:
         """Evaluate the nodes of the first grid."""
-        self._with_capacity(self._evaluate_first_grid)
+        self._retry_on_overflow(self._evaluate_first_grid)
 
     def halve(self) -> None:
         """Evaluate the middle of each step."""
         self.evaluated_again = torch.zeros(len(self), dtype=torch.int64)
-        log = self._with_capacity(self._evaluate_middles)
+        log = self._retry_on_overflow(self._evaluate_middles)
         if self._table is None:
             self._remove_repeated(log)
         else:
-            self._with_capacity(self._evaluate_unknown_ends)
+            self._retry_on_overflow(self._evaluate_unknown_ends)
             switches, self.doubtful, _ = self._table.counts()
             self._switches.append(switches)
 
-    def _with_capacity(self, evaluate: Callable[[CrossingLog, CrossingLog], None]) -> CrossingLog:
+    def _retry_on_overflow(
+        self, evaluate: Callable[[CrossingLog, CrossingLog], None]
+    ) -> CrossingLog:
         """Evaluate, retrying with more capacity while a log overflows.
 
         Nothing is stored then.
@@ -210,7 +213,8 @@ class GridGroup:
         Returns the log of crossings.
         """
         while True:
-            crossings, switches = CrossingLog(self._capacity), CrossingLog(self._capacity)
+            crossings = CrossingLog(self._capacity)
+            switches = CrossingLog(self._capacity)
             evaluate(crossings, switches)
             needed = max(crossings.needed, switches.needed)
             if needed <= self._capacity:
@@ -218,10 +222,13 @@ class GridGroup:
             self._capacity = 2 * needed
 
     def _evaluate_first_grid(self, crossings: CrossingLog, switches: CrossingLog) -> None:
-        count, self.steps = len(self), FIRST_GRID_STEPS
+        count = len(self)
+        self.steps = FIRST_GRID_STEPS
         rows = torch.arange(count * (FIRST_GRID_STEPS + 1), device=self._device)
-        owner, nodes = rows // (FIRST_GRID_STEPS + 1), rows % (FIRST_GRID_STEPS + 1)
-        self._sides, self._leads = {}, {}
+        segment_index = rows // (FIRST_GRID_STEPS + 1)
+        nodes = rows % (FIRST_GRID_STEPS + 1)
+        self._sides = {}
+        self._leads = {}
         parts: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
         units: dict[tuple[int, int], tuple[Tensor, bool]] = {}
 
@@ -229,18 +236,21 @@ class GridGroup:
             if isinstance(pattern, Windows):
                 self._add_first_leads(step, pattern, rows, switches)
                 return
-            key, all_units = (step.output, kink), torch.ones_like(pattern.values[:1]).bool()
+            key = (step.output, kink)
+            all_units = torch.ones_like(pattern.values[:1]).bool()
             units[key] = pack(all_units), pattern.is_paired
             parts.setdefault(key, []).append((pattern.state, pattern.resting))
 
-        values = self._run(owner, nodes / FIRST_GRID_STEPS, callback)
+        values = self._run(segment_index, nodes / FIRST_GRID_STEPS, callback)
         switches.fetch()
         if switches.needed > self._capacity:
             return
-        self.values = _by_segment([values], count)
+        self.values = _split_by_segment([values], count)
         met = torch.zeros(count, FIRST_GRID_STEPS - 1, dtype=torch.bool, device=self._device)
         for key, (all_units, is_paired) in units.items():
-            states, resting = (_by_segment(x, count) for x in zip(*parts.pop(key), strict=True))
+            states, resting = (
+                _split_by_segment(x, count) for x in zip(*parts.pop(key), strict=True)
+            )
             unplaced, unplaced_at_end = (
                 ~(_has_side(states[:, end]) | resting[:, end]) & all_units for end in (0, -1)
             )
@@ -263,12 +273,13 @@ class GridGroup:
 
         Returns True for each segment that has coincident crossings.
         """
-        self._with_capacity(self._evaluate_ends)
+        self._retry_on_overflow(self._evaluate_ends)
         flags: list[bool] = self._has_ties.tolist()
         return flags
 
     def _evaluate_ends(self, crossings: CrossingLog, _: CrossingLog) -> None:
-        count, steps = len(self), self.steps
+        count = len(self)
+        steps = self.steps
         self._log_at_nodes(crossings, torch.arange(count * (steps + 1), device=self._device))
         if crossings.needed <= self._capacity:
             has_windows = torch.zeros(len(self._site_index), dtype=torch.bool)
@@ -286,8 +297,8 @@ class GridGroup:
             self._table.complete(crossings)
             self._add_evaluations(nodes // (self.steps + 1))
 
-    def _add_evaluations(self, owner: Tensor) -> None:
-        self.evaluated_again += torch.bincount(owner.cpu(), minlength=len(self))
+    def _add_evaluations(self, segment_index: Tensor) -> None:
+        self.evaluated_again += torch.bincount(segment_index.cpu(), minlength=len(self))
 
     def _log_at_nodes(self, crossings: CrossingLog, nodes: Tensor) -> None:
         """Log the crossings of the steps on both sides of nodes (P,), with the values there.
@@ -295,19 +306,20 @@ class GridGroup:
         Nodes are counted across all segments.
         """
         steps = self.steps
-        owner = nodes // (steps + 1)
+        segment_index = nodes // (steps + 1)
         node = nodes % (steps + 1)
 
         def callback(rows: slice, step: ProgramStep, kink: int, pattern: Margins | Windows) -> None:
-            s, i = owner[rows], node[rows]
+            s = segment_index[rows]
+            i = node[rows]
             for side in (0, 1):
                 # A node is the left end of one step and the right end of another.
                 left, right = (i - side).clamp(min=0), (i - side + 1).clamp(max=steps)
                 interval = 2 * (s * steps + left) + side
                 self._log_step(crossings, step, kink, pattern, (s, left, right), interval, side)
 
-        if len(owner):
-            self._run(owner, node / steps, callback)
+        if len(segment_index):
+            self._run(segment_index, node / steps, callback)
         crossings.fetch()
 
     def _log_step(
@@ -334,25 +346,31 @@ class GridGroup:
         self._log_crossings(crossings, step, kink, pattern, units, interval)
 
     def _evaluate_middles(self, crossings: CrossingLog, switches: CrossingLog) -> None:
-        count, steps = len(self), self.steps
+        count = len(self)
+        steps = self.steps
         rows = torch.arange(count * steps, device=self._device)
-        owner, place = rows // steps, rows % steps
+        segment_index = rows // steps
+        place = rows % steps
         met = torch.zeros(count * steps, dtype=torch.bool, device=self._device)
         undecided = torch.zeros_like(self.undecided)
         middles: dict[tuple[int, int], list[Tensor]] = {}
         leads: dict[int, list[Tensor]] = {}
 
         def callback(rows: slice, step: ProgramStep, kink: int, pattern: Margins | Windows) -> None:
-            s, i, key = owner[rows], place[rows], (step.output, kink)
+            s = segment_index[rows]
+            i = place[rows]
+            key = (step.output, kink)
             if isinstance(pattern, Windows):
                 log = switches if self._table is None else crossings
                 doubtful = self._add_middle_leads(step, pattern, rows, s, i, log)
                 leads.setdefault(step.output, []).append(pattern.state)
                 undecided.index_add_(0, s, doubtful.to(undecided.dtype))
                 return
-            sides, middle = self._sides[key], pattern.state
+            sides = self._sides[key]
+            middle = pattern.state
             left, right = sides.states[s, i], sides.states[s, i + 1]
-            left_known, known = _has_side(left), _has_side(middle)
+            left_known = _has_side(left)
+            known = _has_side(middle)
             unplaced = sides.unplaced[s] & ~(known | left_known)
             unknown = ~known & left_known
             # Synchronising with a GPU costs more than operations that have no effect.
@@ -366,7 +384,8 @@ class GridGroup:
                 for segment, part in _rows_by_segment(rows, steps):
                     sides.undecided[segment] |= union(doubtful[None, part])[0]
             middle |= unknown[:, None] & left
-            counted, paired = sides.counted[s], sides.is_paired
+            counted = sides.counted[s]
+            paired = sides.is_paired
             interval = 2 * (s * steps + i)
             if self._table is None:
                 # Copies that cross twice are recognised by their values in between.
@@ -378,21 +397,21 @@ class GridGroup:
                     self._log_crossings(crossings, step, kink, pattern, units, interval + side)
             middles.setdefault(key, []).append(middle)
 
-        values = self._run(owner, (2 * place + 1) / (2 * steps), callback)
+        values = self._run(segment_index, (2 * place + 1) / (2 * steps), callback)
         crossings.fetch()
         switches.fetch()
         if max(crossings.needed, switches.needed) > self._capacity:
             return
 
-        def with_middles(nodes: Tensor, parts: Sequence[Tensor]) -> Tensor:
-            return interleave(nodes, _by_segment(parts, count))
+        def insert_middles(nodes: Tensor, parts: Sequence[Tensor]) -> Tensor:
+            return interleave(nodes, _split_by_segment(parts, count))
 
         self.steps = 2 * steps
         self.undecided += undecided
-        self.values = with_middles(self.values, [values])
+        self.values = insert_middles(self.values, [values])
         for key, sides in self._sides.items():
-            sides.states = with_middles(sides.states, middles.pop(key))
-        self._leads = {key: with_middles(lead, leads[key]) for key, lead in self._leads.items()}
+            sides.states = insert_middles(sides.states, middles.pop(key))
+        self._leads = {key: insert_middles(lead, leads[key]) for key, lead in self._leads.items()}
         self._at_nodes += met.reshape(count, steps).sum(1)
         if self._table is None:
             self._switches.append(self._count_switches(switches, 2 * steps))
@@ -402,7 +421,7 @@ class GridGroup:
     def look_again(self, segments: Sequence[int]) -> None:
         """Decide which of the doubtful crossings on segments coincide."""
         if self._table is not None:
-            self._with_capacity(functools.partial(self._compare_doubtful, segments))
+            self._retry_on_overflow(functools.partial(self._compare_doubtful, segments))
             self._switches[-1], self.doubtful, _ = self._table.counts()
 
     def _compare_doubtful(
@@ -416,17 +435,19 @@ class GridGroup:
         index = torch.arange(len(expected), device=self._device)
         positions = positions.to(self._device)
         place = positions.floor().long()
-        owner, left = place // self.steps, place % self.steps
+        segment_index = place // self.steps
+        left = place % self.steps
 
         def callback(rows: slice, step: ProgramStep, kink: int, pattern: Margins | Windows) -> None:
-            s, i = owner[rows], left[rows]
+            s = segment_index[rows]
+            i = left[rows]
             self._log_step(crossings, step, kink, pattern, (s, i, i + 1), index[rows], 0)
 
-        self._run(owner, (positions - owner * self.steps) / self.steps, callback)
+        self._run(segment_index, (positions - segment_index * self.steps) / self.steps, callback)
         crossings.fetch()
         if crossings.needed <= self._capacity:
             self._table.compare(crossings, expected)
-            self._add_evaluations(owner)
+            self._add_evaluations(segment_index)
 
     def _log_crossings(
         self,
@@ -444,15 +465,17 @@ class GridGroup:
         value = margins.values[at, unit] - margins.kink
         # Units that change sides in pairs are negatives of each other; other signs are ignored.
         values = torch.stack([value.abs(), value if margins.is_paired else value.abs()], 1)
-        site, noise = self._site_index[step.output], margins.noise[at, 0]
-        crossings.add(interval[at], site, kink, unit, values, noise, is_set)
+        site = self._site_index[step.output]
+        tolerance = margins.tolerance[at, 0]
+        crossings.add(interval[at], site, kink, unit, values, tolerance, is_set)
 
     def counts(self) -> tuple[Tensor, list[float]]:
         """Return the crossings detected on each grid, and the undecided units of each segment.
 
         The crossings have shape (levels, s, sites), coarsest grid first, and are on the CPU.
         """
-        levels, sites = len(self._switches), len(self._site_index)
+        levels = len(self._switches)
+        sites = len(self._site_index)
         # The last level holds the undecided units, which saves a second transfer.
         result = torch.zeros(levels + 1, len(self), max(1, sites), device=self._device)
         for (output, _), sides in self._sides.items():
@@ -484,14 +507,17 @@ class GridGroup:
         widths = [words.shape[1] for words in parts]
         words = torch.cat(parts, 1)
         del parts
-        limit, taken = int(precise.budget / 2 / BYTES_PER_COMPARED_UNIT), 0
+        limit = int(precise.budget / 2 / BYTES_PER_COMPARED_UNIT)
+        taken = 0
         batch: list[int] = []
         for s, count in enumerate(popcount(words).tolist()):
             if batch and taken + count > limit:
-                self._exclude_copies_of(batch, words[batch], widths, precise)
-                batch, taken = [], 0
-            batch, taken = [*batch, s], taken + count
-        self._exclude_copies_of(batch, words[batch], widths, precise)
+                self._exclude_flagged_copies(batch, words[batch], widths, precise)
+                batch = []
+                taken = 0
+            batch = [*batch, s]
+            taken = taken + count
+        self._exclude_flagged_copies(batch, words[batch], widths, precise)
 
     def _settle_ends(self, precise: Evaluator) -> None:
         """Take the sides of units at both ends of all segments from double precision."""
@@ -505,11 +531,11 @@ class GridGroup:
                     sides = self._sides[step.output, kink]
                     sides.settle(index[at] % count, end, pattern.state[at])
 
-        owner = torch.arange(count, device=self._device).repeat(2)
+        segment_index = torch.arange(count, device=self._device).repeat(2)
         t = torch.arange(2, device=self._device).repeat_interleave(count)
-        precise.along(self._starts.double(), self._ends.double(), owner, t, callback)
+        precise.along(self._starts.double(), self._ends.double(), segment_index, t, callback)
 
-    def _exclude_copies_of(
+    def _exclude_flagged_copies(
         self, indices: Sequence[int], words: Tensor, widths: Sequence[int], precise: Evaluator
     ) -> None:
         """Compare the units flagged in `words` (m, W), of which kink j has `widths[j]` words."""
@@ -524,7 +550,7 @@ class GridGroup:
         chosen = (column - (stops - 64 * torch.tensor(widths))[kink]).to(self._device)
         places = len(COMPARED_STEPS)
         values = torch.empty(len(chosen), places, dtype=torch.float64, device=self._device)
-        noises = torch.zeros(len(spans), places, dtype=torch.float64, device=self._device)
+        tolerances = torch.zeros(len(spans), places, dtype=torch.float64, device=self._device)
 
         def callback(
             rows: slice, step: ProgramStep, index: int, pattern: Margins | Windows
@@ -536,29 +562,30 @@ class GridGroup:
                 s, at = divmod(rows.start + j, places)
                 span = s * len(keys) + key
                 distance = pattern.values[j].index_select(0, chosen[spans[span]]) - pattern.kink
-                is_noise = distance.abs() <= pattern.noise[j]
-                values[spans[span], at] = distance.masked_fill_(is_noise, 0.0)
-                noises[span, at] = pattern.noise[j, 0]
+                is_within = distance.abs() <= pattern.tolerance[j]
+                values[spans[span], at] = distance.masked_fill_(is_within, 0.0)
+                tolerances[span, at] = pattern.tolerance[j, 0]
 
         index = torch.tensor(indices, device=self._device)
-        owner = torch.arange(len(indices) * places, device=self._device) // places
+        segment_index = torch.arange(len(indices) * places, device=self._device) // places
         t = (2 * torch.tensor(COMPARED_STEPS) + 1).to(self._device) / (2 * COST_PROBE_STEPS)
-        segment_starts, segment_ends = self._starts[index].double(), self._ends[index].double()
-        precise.along(segment_starts, segment_ends, owner, t.repeat(len(indices)), callback)
-        tolerance = (COPY_TOLERANCE_NOISE * noises.amax(1).cpu())[kind]
+        segment_starts = self._starts[index].double()
+        segment_ends = self._ends[index].double()
+        precise.along(segment_starts, segment_ends, segment_index, t.repeat(len(indices)), callback)
+        tolerance = (MAX_COPY_TOLERANCES * tolerances.amax(1).cpu())[kind]
         is_paired = torch.tensor([sides.is_paired for sides in self._sides.values()])
         # Saturated units may share two distances without being copies.
         min_different = 3 if self._evaluator.piecewise.may_coincide else 2
-        copies = bend_together(row, values.cpu(), tolerance, is_paired[kink], min_different)
+        copies = find_coinciding_units(row, values.cpu(), tolerance, is_paired[kink], min_different)
         if bool(copies.any()):
             flags = pack_positions(row[copies], column[copies], words.shape).to(self._device)
             parts = torch.split(flags, list(widths), 1)
             for sides, part in zip(self._sides.values(), parts, strict=True):
                 sides.counted[index] &= ~part
 
-    def _run(self, owner: Tensor, t: Tensor, callback: Callable[..., None]) -> Tensor:
-        rounding = self._noise_floor, self._is_coarse
-        return self._evaluator.along(self._starts, self._ends, owner, t, callback, rounding)
+    def _run(self, segment_index: Tensor, t: Tensor, callback: Callable[..., None]) -> Tensor:
+        rounding = self._min_tolerance, self._is_coarse
+        return self._evaluator.along(self._starts, self._ends, segment_index, t, callback, rounding)
 
     def _remove_repeated(self, log: CrossingLog) -> None:
         """Stop counting units for which both crossings within a step repeat those of another."""
@@ -566,7 +593,7 @@ class GridGroup:
         if self._evaluator.dtype != torch.float64 and bool(repeated.any()):
             # In single precision, some of the others agree by chance.
             suspects = torch.unique(interval[repeated])
-            log = self._with_capacity(functools.partial(self._log_double_crossings, suspects))
+            log = self._retry_on_overflow(functools.partial(self._log_double_crossings, suspects))
             repeated, interval, site, kink, unit = log.repeats()
         outputs = {index: output for output, index in self._site_index.items()}
         shared = self._evaluator.piecewise.shared
@@ -583,11 +610,14 @@ class GridGroup:
     ) -> None:
         """Log the units that crossed twice in steps of the previous grid, in double precision."""
         intervals = intervals.to(self._device)
-        owner, middle = intervals // self.steps, intervals % self.steps + 1
+        segment_index = intervals // self.steps
+        middle = intervals % self.steps + 1
 
         def callback(rows: slice, step: ProgramStep, kink: int, pattern: Margins | Windows) -> None:
             if isinstance(pattern, Margins):
-                s, i, sides = owner[rows], middle[rows], self._sides[step.output, kink]
+                s = segment_index[rows]
+                i = middle[rows]
+                sides = self._sides[step.output, kink]
                 before, after = (
                     crossed(sides.states[s, at], sides.states[s, at + 1]) for at in (i - 1, i)
                 )
@@ -595,10 +625,12 @@ class GridGroup:
                 self._log_crossings(crossings, step, kink, pattern, units, intervals[rows])
 
         t = middle / self.steps
-        self._precise().along(self._starts.double(), self._ends.double(), owner, t, callback)
+        self._precise().along(
+            self._starts.double(), self._ends.double(), segment_index, t, callback
+        )
         crossings.fetch()
         if crossings.needed <= self._capacity:
-            self._add_evaluations(owner)
+            self._add_evaluations(segment_index)
 
     def _count_switches(self, switches: CrossingLog, steps: int) -> Tensor:
         """Count the distinct switches of leaders by segment and site: (s, sites)."""
@@ -619,7 +651,8 @@ class GridGroup:
             self._end_members[step.output] = members
         leads = self._leads[step.output]
         row = torch.arange(rows.start, rows.stop, device=self._device)
-        s, node = row // nodes, row % nodes
+        s = row // nodes
+        node = row % nodes
         for end in (0, 1):
             edge = self._rows_at(rows, nodes, end * FIRST_GRID_STEPS)
             self._end_members[step.output][s[edge], end] = windows.values[edge]
@@ -649,8 +682,12 @@ class GridGroup:
         i: Tensor,
         switches: CrossingLog,
     ) -> Tensor:
-        """Log the switches on both sides of middles; return how many leaders are doubtful, (P,)."""
-        steps, leads = self.steps, self._leads[step.output]
+        """Log the switches on both sides of middles.
+
+        Return the number of doubtful leaders, (P,).
+        """
+        steps = self.steps
+        leads = self._leads[step.output]
         left = leads[s, i]
         doubtful = windows.keep_leaders(left, slice(None)) * windows.is_coarse
         right = leads[s, i + 1]
@@ -675,8 +712,9 @@ class GridGroup:
         if not len(at):
             return
         members = self._end_members[step.output][s[at], end]
-        near, last = windows.state[at], leads[at]
-        tied = value_at(members, near) >= value_at(members, last) - noise_among(members)
+        near = windows.state[at]
+        last = leads[at]
+        tied = value_at(members, near) >= value_at(members, last) - tie_tolerance(members)
         leads[at] = torch.where(tied & (near >= 0) & (last >= 0), near, last)
         self._leads[step.output][s[at], -end] = leads[at]
 
@@ -696,11 +734,13 @@ class GridGroup:
         values = torch.stack(windows.leader_values(other, row, group), 1)
         leaders = windows.state[row, group].long(), other[row, group].long()
         if side:
-            values, leaders = values.flip(1), leaders[::-1]
+            values = values.flip(1)
+            leaders = leaders[::-1]
         for leader in leaders:
             group = (group * _HASH_FACTOR + leader) % 2**52
-        noise, site = windows.noise.flatten()[row], self._site_index[step.output]
-        crossings.add(interval[row], site, 0, group, values, noise, is_set)
+        tolerance = windows.tolerance.flatten()[row]
+        site = self._site_index[step.output]
+        crossings.add(interval[row], site, 0, group, values, tolerance, is_set)
 
     def _log_switches(
         self,
@@ -722,9 +762,9 @@ class GridGroup:
         own_values, other_values = values.unbind(1)
         rests = torch.isin(other_values, self._evaluator.piecewise.resting_values)
         moving = ~rests & (own_values != other_values) & is_set
-        noise = windows.noise.flatten()[row]
+        tolerance = windows.tolerance.flatten()[row]
         site = self._site_index[step.output]
-        switches.add(interval[row], site, 0, group, values, noise, moving)
+        switches.add(interval[row], site, 0, group, values, tolerance, moving)
 
 
 def _has_side(states: Tensor) -> Tensor:
@@ -740,7 +780,7 @@ def _rows_by_segment(rows: slice, period: int) -> Iterator[tuple[int, slice]]:
         yield segment, slice(first, min(rows.stop, (segment + 1) * period) - start)
 
 
-def _by_segment(parts: Sequence[Tensor], count: int) -> Tensor:
+def _split_by_segment(parts: Sequence[Tensor], count: int) -> Tensor:
     """Concatenate values at points of `count` segments, and reshape to (s, points, ...)."""
     joined = torch.cat(list(parts))
     return joined.reshape(count, len(joined) // count, *joined.shape[1:])
@@ -756,5 +796,6 @@ def interleave(nodes: Tensor, middles: Tensor) -> Tensor:
     """
     s, n = middles.shape[:2]
     result = nodes.new_empty(s, 2 * n + 1, *nodes.shape[2:])
-    result[:, ::2], result[:, 1::2] = nodes, middles
+    result[:, ::2] = nodes
+    result[:, 1::2] = middles
     return result

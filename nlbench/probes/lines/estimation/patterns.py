@@ -42,7 +42,7 @@ class Margins:
     values : tensor of shape (P, U)
     kink : float
         Value at which a unit changes sides.
-    noise : tensor of shape (P, 1)
+    tolerance : tensor of shape (P, 1)
         Distance from the kink below which the side is unknown.
     is_coarse : bool tensor of shape (P, 1), optional
         True where rounding may make a value equal to the kink.
@@ -52,15 +52,15 @@ class Margins:
 
     values: Tensor
     kink: float
-    noise: Tensor
+    tolerance: Tensor
     is_coarse: Tensor | None = None
     is_paired: bool = False
 
     @cached_property
     def state(self) -> Tensor:
         """Units above and units below the kink, packed into (P, 2, W)."""
-        above = greater(self.values, self.kink + self.noise)
-        below = greater(self.kink - self.noise, self.values)
+        above = greater(self.values, self.kink + self.tolerance)
+        below = greater(self.kink - self.tolerance, self.values)
         return torch.stack([pack(above), pack(below)], 1)
 
     @property
@@ -84,27 +84,30 @@ class Windows:
         Positions of the leaders, or -1 where a window is resting.
     values : tensor of shape (P, rows, positions)
         Values covered by the windows.
-    noise : tensor of shape (P, 1)
+    tolerance : tensor of shape (P, 1)
         Difference below which two values count as equal.
     is_coarse : bool tensor of shape (P,)
-        True where the noise was increased to the measured rounding error.
+        True where the tolerance was increased to the measured rounding error.
     """
 
     state: Tensor
     values: Tensor
-    noise: Tensor
+    tolerance: Tensor
     is_coarse: Tensor
 
     @classmethod
     def of(cls, pieces: MaxGroups, x: Sequence[Tensor], resting_values: Tensor) -> Windows:
-        """Find the leaders; a window is resting if its maximum is one of `resting_values`."""
+        """Find the leaders.
+
+        A window is resting if its maximum is one of `resting_values`.
+        """
         positions, members = pieces.argmax(x)
         resting = torch.isin(members.gather(2, positions).flatten(1), resting_values)
         fits_int16 = members.shape[2] < 2**15
         lead = positions.flatten(1).to(torch.int16 if fits_int16 else torch.int32)
-        noise = noise_among(members)
+        tolerance = tie_tolerance(members)
         is_coarse = torch.zeros(len(lead), dtype=torch.bool, device=lead.device)
-        return cls(lead.masked_fill_(resting, -1), members, noise, is_coarse)
+        return cls(lead.masked_fill_(resting, -1), members, tolerance, is_coarse)
 
     def has_other_leader(self, other: Tensor) -> Tensor:
         """Return a mask (P, groups) of the windows whose leader in `other` is different."""
@@ -120,20 +123,26 @@ class Windows:
         """Count the windows whose leader in `other` (P, groups) is different: (P,)."""
         row, group = self.has_other_leader(other).nonzero().unbind(1)
         own_values, other_values = self.leader_values(other, row, group)
-        differs = own_values - other_values > self.noise.flatten()[row]
+        differs = own_values - other_values > self.tolerance.flatten()[row]
         return torch.bincount(row[differs], minlength=len(other))
 
     def keep_leaders(self, before: Tensor, rows: slice) -> Tensor:
-        """Keep previous leaders that are tied with the new ones; return their number per row."""
-        lead, values = self.state[rows], self.values[rows]
-        tied = value_at(values, before) >= value_at(values, lead) - self.noise[rows]
+        """Keep previous leaders that are tied with the new ones.
+
+        Return their number per row.
+        """
+        lead = self.state[rows]
+        values = self.values[rows]
+        tied = value_at(values, before) >= value_at(values, lead) - self.tolerance[rows]
         tied &= (before >= 0) & (lead >= 0)
         self.state[rows] = torch.where(tied, before, lead)
         return (tied & (before != lead)).sum(1)
 
 
 def value_at(members: Tensor, lead: Tensor) -> Tensor:
-    """Return the values (P, groups) at the leaders' positions; undefined where one is -1.
+    """Return the values (P, groups) at the leaders' positions.
+
+    The value is undefined where a position is -1.
 
     Examples
     --------
@@ -144,18 +153,20 @@ def value_at(members: Tensor, lead: Tensor) -> Tensor:
     return members.gather(2, positions).flatten(1)
 
 
-def noise_among(members: Tensor) -> Tensor:
+def tie_tolerance(members: Tensor) -> Tensor:
     """Return the difference (P, 1) below which members (P, rows, positions) count as equal.
 
     Examples
     --------
-    >>> noise_among(torch.tensor([[[3.0, -1.0]]])) == 12 * torch.finfo(torch.float32).eps
+    >>> tie_tolerance(torch.tensor([[[3.0, -1.0]]])) == 12 * torch.finfo(torch.float32).eps
     tensor([[True]])
     """
     return RELATIVE_ROUNDING[members.dtype] * peak(members.flatten(1))
 
 
-def margins_of(pieces: Kinks | Ranks, x: Sequence[Tensor], resting_values: Tensor) -> list[Margins]:
+def find_margins(
+    pieces: Kinks | Ranks, x: Sequence[Tensor], resting_values: Tensor
+) -> list[Margins]:
     """Return the margins of an operation, one per kink, from its inputs at P points.
 
     Parameters
@@ -168,11 +179,11 @@ def margins_of(pieces: Kinks | Ranks, x: Sequence[Tensor], resting_values: Tenso
     Examples
     --------
     >>> ranks = Ranks(lambda x: x[0][:, None], [0])
-    >>> margins_of(ranks, [torch.tensor([[3.0, 1.0, 2.0]])], torch.zeros(1))[0].values
+    >>> find_margins(ranks, [torch.tensor([[3.0, 1.0, 2.0]])], torch.zeros(1))[0].values
     tensor([[ 1., -2., -1.]])
     """
     if isinstance(pieces, Ranks):
-        return _margins_of_ranks(pieces, x, resting_values)
+        return _find_rank_margins(pieces, x, resting_values)
     flat = pieces.value(x)[:, None].flatten(1)
     size = peak(flat)
     return [
@@ -181,7 +192,7 @@ def margins_of(pieces: Kinks | Ranks, x: Sequence[Tensor], resting_values: Tenso
     ]
 
 
-def _margins_of_ranks(ranks: Ranks, x: Sequence[Tensor], resting_values: Tensor) -> list[Margins]:
+def _find_rank_margins(ranks: Ranks, x: Sequence[Tensor], resting_values: Tensor) -> list[Margins]:
     """Return distances from the edge of the k largest, for each k next to a rank in the output.
 
     A swap at this edge moves one unit into the k largest and another out of them, so the number of
@@ -195,21 +206,23 @@ def _margins_of_ranks(ranks: Ranks, x: Sequence[Tensor], resting_values: Tensor)
     ordered = lines.sort(-1, descending=True).values
     margins = []
     for edge in sorted(edges):
-        last, next_ = ordered[..., edge - 1 : edge], ordered[..., edge : edge + 1]
+        last = ordered[..., edge - 1 : edge]
+        next_ = ordered[..., edge : edge + 1]
         margin = torch.where(lines >= last, lines - next_, lines - last)
         # Resting units may swap without a boundary.
         resting = (last == next_) & torch.isin(last, resting_values) | torch.isin(
             lines, resting_values
         )
         margins.append(margin.masked_fill(resting, 0.0).flatten(1))
-    noise = RELATIVE_ROUNDING[lines.dtype] * peak(lines.flatten(1))
-    return [Margins(torch.cat(margins, 1), 0.0, noise, is_paired=True)]
+    tolerance = RELATIVE_ROUNDING[lines.dtype] * peak(lines.flatten(1))
+    return [Margins(torch.cat(margins, 1), 0.0, tolerance, is_paired=True)]
 
 
 def crossed(first: Tensor, second: Tensor, is_paired: bool = False) -> Tensor:
-    """Return the units above at one point and below at the other; packed (..., 2, W) to (..., W).
+    """Return the units above at one point and below at the other.
 
-    If units change sides in pairs, only those that moved down are returned.
+    The tensors are packed, (..., 2, W) to (..., W). If units change sides in pairs, only those that
+    moved down are returned.
 
     Examples
     --------

@@ -16,7 +16,7 @@ from nlbench.probes.lines.recording.recorder import record_program
 from nlbench.probes.lines.rules.pieces import Kinks, KnownPieces, MaxGroups
 from nlbench.probes.lines.rules.rounding import peak
 
-from .patterns import Margins, Windows, margins_of
+from .patterns import Margins, Windows, find_margins
 
 COARSE_ROUNDING = 2
 """Ratio of the measured to the expected rounding error above which the measured error is used."""
@@ -38,8 +38,8 @@ class MeasuredRounding:
 
     Parameters
     ----------
-    noise_floor : tensor of shape (n,)
-        Minimum noise of each pattern in a forward pass, in call order; 0 where the expected noise
+    min_tolerance : tensor of shape (n,)
+        Minimum tolerance of each pattern in a forward pass, in call order; 0 where the expected one
         is used.
     is_coarse : bool tensor of shape (n,)
         True where a value equals its kink only because of rounding.
@@ -47,7 +47,7 @@ class MeasuredRounding:
         Rounding error of each output.
     """
 
-    noise_floor: Tensor
+    min_tolerance: Tensor
     is_coarse: Tensor
     output_error: Tensor
 
@@ -94,12 +94,12 @@ class PiecewiseNetwork:
     @property
     def first_steps(self) -> set[int]:
         """Steps with pieces whose inputs are affine along a segment: no earlier step bends."""
-        bent: set[int] = set()
+        kinked: set[int] = set()
         for step in self.program.steps:
-            if step.output in self.pieces or bent & set(step.inputs):
-                bent.add(step.output)
+            if step.output in self.pieces or kinked & set(step.inputs):
+                kinked.add(step.output)
         inputs = {step.output: step.inputs for step in self.program.steps}
-        return {output for output in self.pieces if not bent & set(inputs[output])}
+        return {output for output in self.pieces if not kinked & set(inputs[output])}
 
     @property
     def site_index(self) -> dict[int, int]:
@@ -120,14 +120,14 @@ class PiecewiseNetwork:
         callback : callable, optional
             Called with each pattern, in call order.
         rounding : sequence of tensor, optional
-            `noise_floor` and `is_coarse` for each point, (P, n).
+            `min_tolerance` and `is_coarse` for each point, (P, n).
         """
         count = itertools.count()
 
         def report(step: ProgramStep, x: Sequence[Tensor]) -> None:
             if callback is not None and step.output in self.pieces:
                 for kink, pattern in enumerate(self._patterns(step, x)):
-                    callback(step, kink, _with_rounding(pattern, rounding, next(count)))
+                    callback(step, kink, _raise_tolerance(pattern, rounding, next(count)))
 
         output = run_program(self.program, inputs, report, use_direct=self.use_direct)
         return output.reshape(len(inputs), -1)
@@ -136,25 +136,27 @@ class PiecewiseNetwork:
         pieces = self.pieces[step.output]
         if isinstance(pieces, MaxGroups):
             return [Windows.of(pieces, x, self.resting_values)]
-        return margins_of(pieces, x, self.resting_values)
+        return find_margins(pieces, x, self.resting_values)
 
     def measure_rounding(self, point: Tensor) -> MeasuredRounding:
         """Measure rounding errors at a point (1, *input) by perturbing all last digits."""
-        noise_floor, is_coarse, output_error = [], [], point.new_zeros(1)
+        min_tolerance = []
+        is_coarse = []
+        output_error = point.new_zeros(1)
         for computed in walk_measured(self.program, point):
             if computed.step.output in self.pieces:
                 patterns = self._patterns(computed.step, computed.inputs)
                 perturbed = self._patterns(computed.step, computed.copies[0])
                 for pattern, other in zip(patterns, perturbed, strict=True):
                     difference, coarse = _difference(pattern, other)
-                    exceeds = difference > COARSE_ROUNDING * pattern.noise.amax()
-                    noise_floor.append(torch.where(exceeds, 2 * difference, 0.0))
+                    exceeds = difference > COARSE_ROUNDING * pattern.tolerance.amax()
+                    min_tolerance.append(torch.where(exceeds, 2 * difference, 0.0))
                     is_coarse.append(coarse)
             if computed.step.output == self.program.output:
                 output_error = computed.bound.expand_as(computed.output).flatten()
         eps = torch.finfo(point.dtype).eps
         return MeasuredRounding(
-            torch.stack([point.new_zeros(()), *noise_floor])[1:],
+            torch.stack([point.new_zeros(()), *min_tolerance])[1:],
             torch.stack([point.new_zeros((), dtype=torch.bool), *is_coarse])[1:],
             eps * output_error.double(),
         )
@@ -173,17 +175,17 @@ def _difference(pattern: Margins | Windows, perturbed: Margins | Windows) -> tup
     return largest, ((pattern.values == kink) & (perturbed.values != kink)).any()
 
 
-def _with_rounding(
+def _raise_tolerance(
     pattern: Margins | Windows, rounding: Sequence[Tensor] | None, index: int
 ) -> Margins | Windows:
-    """Raise the noise of a pattern to the measured noise."""
+    """Raise the tolerance of a pattern to the measured one."""
     if rounding is None:
         return pattern
-    noise_floor, is_coarse = (column[:, index : index + 1] for column in rounding)
-    noise = torch.maximum(pattern.noise, noise_floor)
+    min_tolerance, is_coarse = (column[:, index : index + 1] for column in rounding)
+    tolerance = torch.maximum(pattern.tolerance, min_tolerance)
     if isinstance(pattern, Margins):
-        return replace(pattern, noise=noise, is_coarse=is_coarse)
-    return replace(pattern, noise=noise, is_coarse=noise_floor[:, 0] > 0)
+        return replace(pattern, tolerance=tolerance, is_coarse=is_coarse)
+    return replace(pattern, tolerance=tolerance, is_coarse=min_tolerance[:, 0] > 0)
 
 
 def record_pieces(network: nn.Module, example: Tensor) -> PiecewiseNetwork:

@@ -32,7 +32,7 @@ class Chunk:
     ----------
     step : int
         The next step.
-    t, origins, owner : tensor of shape (P,)
+    t, origins, segment_index : tensor of shape (P,)
         Position, site and segment of each point.
     parent : Values
     left, weight : tensor of shape (P,)
@@ -44,7 +44,7 @@ class Chunk:
     step: int
     t: Tensor
     origins: Tensor
-    owner: Tensor
+    segment_index: Tensor
     parent: Values
     left: Tensor
     weight: Tensor
@@ -57,7 +57,7 @@ class Chunk:
             self.step,
             self.t[part],
             self.origins[part],
-            self.owner[part],
+            self.segment_index[part],
             self.parent,
             self.left[part],
             self.weight[part],
@@ -66,14 +66,16 @@ class Chunk:
     def values(self) -> Values:
         """Interpolate the values at the chunk's points."""
         new = self.weight.nonzero().squeeze(1) if self.new_rows is None else self.new_rows
-        left, weights = self.left[new], self.weight[new]
+        left = self.left[new]
+        weights = self.weight[new]
         columns = [] if weights.is_cuda else [column.tolist() for column in (new, left, weights)]
 
-        def at_rows(x: Tensor) -> Tensor:
+        def select_rows(x: Tensor) -> Tensor:
             result = x.index_select(0, self.left)
             if x[:1].numel() >= MIN_ELEMENTS_ROWWISE and not x.is_cuda:
                 # Avoid copying the values on both sides.
-                rows, ends = result.unbind(), x.unbind()
+                rows = result.unbind()
+                ends = x.unbind()
                 for row, before, weight in zip(*columns, strict=True):
                     rows[row].lerp_(ends[before + 1], weight)
             elif len(new):
@@ -84,8 +86,8 @@ class Chunk:
             return result
 
         return Values(
-            {i: at_rows(x) for i, x in self.parent.tensors.items()},
-            {i: at_rows(x) for i, x in self.parent.bounds.items()},
+            {i: select_rows(x) for i, x in self.parent.tensors.items()},
+            {i: select_rows(x) for i, x in self.parent.bounds.items()},
         )
 
 
@@ -104,25 +106,35 @@ def insert_breakpoints(chunk: Chunk, site: int, min_gap: float) -> Chunk:
     Returns
     -------
     Chunk
-        With the new breakpoints in `t`, `origins` and `owner`.
+        With the new breakpoints in `t`, `origins` and `segment_index`.
     """
-    t, origins, owner = chunk.t, chunk.origins, chunk.owner
-    interval, weight = chunk.left, chunk.weight.double()
-    # Synchronising with a GPU costs more than an unnecessary sort by owner.
-    has_several = owner.is_cuda or bool(owner[0] != owner[-1])
-    before, after = t[interval], t[interval + 1]
+    t = chunk.t
+    origins = chunk.origins
+    segment_index = chunk.segment_index
+    interval = chunk.left
+    weight = chunk.weight.double()
+    # Synchronising with a GPU costs more than an unnecessary sort by segment.
+    has_several = segment_index.is_cuda or bool(segment_index[0] != segment_index[-1])
+    before = t[interval]
+    after = t[interval + 1]
     new = before + weight * (after - before)
     is_apart = (new - before > min_gap) & (after - new > min_gap)
     if has_several:
         # The end of a segment and the start of the next are not connected.
-        is_apart &= owner[interval] == owner[interval + 1]
+        is_apart &= segment_index[interval] == segment_index[interval + 1]
     chosen = is_apart.nonzero().squeeze(1)
-    interval, weight, new = interval[chosen], weight[chosen], new[chosen]
-    order = _order(new, owner[interval]) if has_several else new.argsort()
-    new, interval, weight = new[order], interval[order], weight[order]
-    distinct = thin_out(new, min_gap, owner[interval])
+    interval = interval[chosen]
+    weight = weight[chosen]
+    new = new[chosen]
+    order = _order(new, segment_index[interval]) if has_several else new.argsort()
+    new = new[order]
+    interval = interval[order]
+    weight = weight[order]
+    distinct = thin_out(new, min_gap, segment_index[interval])
     if distinct is not None:
-        interval, weight, new = interval[distinct], weight[distinct], new[distinct]
+        interval = interval[distinct]
+        weight = weight[distinct]
+        new = new[distinct]
     # A breakpoint comes after the left end of its interval and all previous breakpoints.
     place = interval + torch.arange(1, len(new) + 1, device=t.device)
     is_old = torch.ones(len(t) + len(new), dtype=torch.bool, device=t.device)
@@ -131,10 +143,10 @@ def insert_breakpoints(chunk: Chunk, site: int, min_gap: float) -> Chunk:
     t = t[left].index_copy_(0, place, new)
     origins = origins[left].index_fill_(0, place, site)
     weights = torch.zeros_like(t).index_copy_(0, place, weight)
-    return Chunk(chunk.step, t, origins, owner[left], chunk.parent, left, weights, place)
+    return Chunk(chunk.step, t, origins, segment_index[left], chunk.parent, left, weights, place)
 
 
-def thin_out(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
+def thin_out(t: Tensor, gap: float, segment_index: Tensor) -> Tensor | None:
     """Return a mask (m,) that thins increasing values to a minimum gap within each segment.
 
     Each selected value is more than `gap` away from the last selected one, not just from its
@@ -146,12 +158,13 @@ def thin_out(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
     >>> thin_out(t, 1.0, torch.zeros(6)).tolist()
     [True, False, True, False, True, True]
     """
-    close = (t.diff() <= gap) & (owner.diff() == 0)
+    close = (t.diff() <= gap) & (segment_index.diff() == 0)
     if not bool(close.any()):
         return None
     # On the host, since each comparison depends on the previous one.
     is_selected = [True] * len(t)
-    last, places = -1, t.tolist()
+    last = -1
+    places = t.tolist()
     for i in (close.nonzero().squeeze(1) + 1).tolist():
         if i - 1 > last or is_selected[i - 1]:
             selected = i - 1
@@ -163,10 +176,10 @@ def thin_out(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
     return torch.tensor(is_selected, device=t.device)
 
 
-def _order(t: Tensor, owner: Tensor) -> Tensor:
+def _order(t: Tensor, segment_index: Tensor) -> Tensor:
     """Return the permutation that sorts by segment, and by t within each."""
     by_t = t.argsort()
-    return by_t[owner[by_t].argsort(stable=True)]
+    return by_t[segment_index[by_t].argsort(stable=True)]
 
 
 def split(chunk: Chunk, limit: int) -> Sequence[Chunk]:

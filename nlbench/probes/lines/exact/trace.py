@@ -113,9 +113,11 @@ def _threads_and_points(
     needs: PointMemory, device: torch.device, memory: int | None
 ) -> tuple[int, int]:
     """Return the number of threads, and the maximum number of points per thread."""
-    (min_points, max_points), max_bytes = POINT_RANGE_CPU, MAX_BYTES_CPU
+    (min_points, max_points) = POINT_RANGE_CPU
+    max_bytes = MAX_BYTES_CPU
     if device.type == "cuda":
-        (min_points, max_points), max_bytes = POINT_RANGE_GPU, MAX_BYTES_GPU
+        (min_points, max_points) = POINT_RANGE_GPU
+        max_bytes = MAX_BYTES_GPU
     return share_out(
         needs,
         device,
@@ -136,10 +138,11 @@ def _trace_together(
         x = points.flatten(0, 1)
         lengths = segment_lengths(points[:, 0], points[:, 1])
         t = torch.tensor([0.0, 1.0], dtype=torch.float64, device=x.device).repeat(count)
-        owner = torch.arange(count, device=x.device).repeat_interleave(2)
+        segment_index = torch.arange(count, device=x.device).repeat_interleave(2)
         rows = torch.arange(len(x), device=x.device)
-        values, ends = Values({0: x}, {0: peak(x)}), torch.full_like(rows, -1)
-        chunk = Chunk(-1, t, ends, owner, values, rows, torch.zeros_like(t))
+        values = Values({0: x}, {0: peak(x)})
+        ends = torch.full_like(rows, -1)
+        chunk = Chunk(-1, t, ends, segment_index, values, rows, torch.zeros_like(t))
 
         stopped = threading.Event()
         output_parts = _OutputParts()
@@ -154,7 +157,8 @@ def _trace_together(
                 return []
 
         run_tasks(split(chunk, limit), work, threads, lambda chunk: chunk.step, stopped)
-    sites, precision = program.sites, torch.finfo(x.dtype).eps
+    sites = program.sites
+    precision = torch.finfo(x.dtype).eps
     return [
         SegmentTrace(t, y, length, origins, sites, precision=precision)
         for (t, y, origins), length in zip(output_parts.join(count), lengths, strict=True)
@@ -162,12 +166,12 @@ def _trace_together(
 
 
 class _Part(NamedTuple):
-    """Points at the end of the program: `t`, `origins`, `owner` (P,) and outputs (P, k)."""
+    """Points at the end of the program: `t`, `origins`, `segment_index` (P,) and outputs (P, k)."""
 
     t: Tensor
     values: Tensor
     origins: Tensor
-    owner: Tensor
+    segment_index: Tensor
 
 
 class _OutputParts:
@@ -188,7 +192,7 @@ class _OutputParts:
     def add(self, part: _Part) -> None:
         with self._lock:
             count = len(part.t)
-            self._spans.append((int(part.owner[0]), float(part.t[0]), self._rows, count))
+            self._spans.append((int(part.segment_index[0]), float(part.t[0]), self._rows, count))
             self._rows += count
             self._recent.append(part)
             if len(self._recent) == PARTS_PER_BLOCK:
@@ -200,11 +204,12 @@ class _OutputParts:
         self._blocks, joined = [], _concatenate(self._blocks)
         spans = [torch.arange(first, first + rows) for _, _, first, rows in sorted(self._spans)]
         rows = torch.cat(spans).to(joined.t.device)
-        t, owner = joined.t[rows], joined.owner[rows]
-        is_first = torch.ones_like(owner, dtype=torch.bool)
+        t = joined.t[rows]
+        segment_index = joined.segment_index[rows]
+        is_first = torch.ones_like(segment_index, dtype=torch.bool)
         # Neighbouring parts share a point.
-        is_first[1:] = (t.diff() != 0) | (owner.diff() != 0)
-        counts = torch.bincount(owner[is_first], minlength=segments).tolist()
+        is_first[1:] = (t.diff() != 0) | (segment_index.diff() != 0)
+        counts = torch.bincount(segment_index[is_first], minlength=segments).tolist()
         rows = rows[is_first]
         values = joined.values[rows]
         if not _is_finite(values):
@@ -242,36 +247,54 @@ def _advance(
 
     Returns a chunk to be split, a finished part, or None if it was stopped early.
     """
-    t, origins, owner, values = chunk.t, chunk.origins, chunk.owner, chunk.values()
+    t = chunk.t
+    origins = chunk.origins
+    segment_index = chunk.segment_index
+    values = chunk.values()
     # The only references to live values, so that they are freed after their last use.
-    tensors, bounds = values.tensors, values.bounds
+    tensors = values.tensors
+    bounds = values.bounds
     for index in range(max(chunk.step, 0), len(program.steps)):
         if stopped.is_set():
             return None
         step = program.steps[index]
         # The breakpoints of a chunk's first step have already been inserted.
         if step.rule.pieces is not None and index != chunk.step:
-            x, b = [tensors[i] for i in step.inputs], [bounds[i] for i in step.inputs]
+            x = [tensors[i] for i in step.inputs]
+            b = [bounds[i] for i in step.inputs]
             if not all(map(_is_finite, b)):
                 raise NotFinite(f"the input of {step.site} is not finite on the segment")
-            interval, fraction = step.rule.pieces.bend(x, b)
-            x, b = [], []
+            interval, fraction = step.rule.pieces.find_breakpoints(x, b)
+            x = []
+            b = []
             if len(interval):
                 min_gap = MIN_BREAKPOINT_GAP[tensors[step.inputs[0]].dtype]
                 extended = insert_breakpoints(
-                    Chunk(index, t, origins, owner, Values(tensors, bounds), interval, fraction),
+                    Chunk(
+                        index,
+                        t,
+                        origins,
+                        segment_index,
+                        Values(tensors, bounds),
+                        interval,
+                        fraction,
+                    ),
                     program.sites.index(step.site),
                     min_gap,
                 )
                 if len(extended.t) > limit:
                     return extended
-                t, origins, owner = extended.t, extended.origins, extended.owner
+                t = extended.t
+                origins = extended.origins
+                segment_index = extended.segment_index
                 values = extended.values()
-                tensors, bounds = values.tensors, values.bounds
+                tensors = values.tensors
+                bounds = values.bounds
                 del extended
-        x, b = [tensors[i] for i in step.inputs], [bounds[i] for i in step.inputs]
+        x = [tensors[i] for i in step.inputs]
+        b = [bounds[i] for i in step.inputs]
         tensors[step.output] = step.rule.snap(x, b) if step.rule.snap else step.rule.apply(x)
         bounds[step.output] = step.rule.bound(x, b, tensors[step.output])
         for value in step.ends:
             del tensors[value], bounds[value]
-    return _Part(t, tensors[program.output].reshape(len(t), -1), origins, owner)
+    return _Part(t, tensors[program.output].reshape(len(t), -1), origins, segment_index)

@@ -46,11 +46,16 @@ def check_program(program: Program, network: nn.Module, example: Tensor) -> None
 
 
 def _run_with_another(program: Program, sample: Tensor, other: Tensor) -> Tensor:
-    """Run a program on a sample; raise if a step's output depends on another sample."""
-    precision, output = torch.finfo(sample.dtype).eps, sample
+    """Run a program on a sample.
+
+    Raise if a step's output depends on another sample.
+    """
+    precision = torch.finfo(sample.dtype).eps
+    output = sample
     pairs = zip(walk(program, sample), walk(program, torch.cat([other, sample])), strict=True)
     for alone, together in pairs:
-        step, expected = alone.step, alone.output
+        step = alone.step
+        expected = alone.output
         if not torch.isfinite(expected).all():
             raise NotFinite(f"the output of {step.operation} at {step.place} is not finite")
         tolerance = RELATIVE_TOLERANCE[sample.dtype] * expected.abs()
@@ -75,7 +80,8 @@ def run_alone(network: nn.Module, inputs: Tensor) -> Tensor:
 def agree(values: Tensor, expected: Tensor) -> Tensor:
     """Return a mask (m, k) of the outputs (m, ...) that are equal up to rounding."""
     count = len(values)
-    values, expected = values.reshape(count, -1), expected.reshape(count, -1)
+    values = values.reshape(count, -1)
+    expected = expected.reshape(count, -1)
     if not expected.numel():
         return torch.ones_like(values, dtype=torch.bool)
     tolerance = output_tolerance(expected.amin(0), expected.amax(0))
@@ -90,7 +96,8 @@ def output_tolerance(low: Tensor, high: Tensor) -> Tensor:
     precision, the first two tolerances are 1e-3 and 0.1.
     """
     dtype = high.dtype
-    size, width = torch.maximum(high, -low), high - low
+    size = torch.maximum(high, -low)
+    width = high - low
     tolerance = RELATIVE_TOLERANCE[dtype] * size
     tolerance = torch.where(
         width > 0, torch.minimum(tolerance, RANGE_TOLERANCE[dtype] * width), tolerance

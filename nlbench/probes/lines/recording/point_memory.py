@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import RequestError
-from nlbench.introspection.function_calls import storage_of
+from nlbench.introspection.function_calls import get_storage_ref
 from nlbench.introspection.memory import (
     OVERHEAD_BYTES,
     LiveBytes,
+    add_overhead,
     format_bytes,
     memory_budget,
     usable_memory,
-    with_overhead,
 )
 from nlbench.probes.lines.rules.rounding import peak
 
@@ -38,7 +38,8 @@ class PointMemory:
 
     def times(self, count: int) -> PointMemory:
         """Return the memory required with `count` tensors in place of each."""
-        width, step = count * self.width, count * self.step
+        width = count * self.width
+        step = count * self.step
         return PointMemory(width, step, count * self.waiting, count * self.reserve, self.constants)
 
 
@@ -75,7 +76,7 @@ def share_out(
     if max_points < needed:
         name = "half of the free memory" if memory is None else "memory"
         budget = memory_budget(device, memory)
-        required = with_overhead(constants + needs.reserve + needed * point_bytes)
+        required = add_overhead(constants + needs.reserve + needed * point_bytes)
         raise RequestError(
             f"{name}: {format_bytes(budget)} is too little to trace this network on a segment, "
             f"which takes at least {format_bytes(required)}"
@@ -114,29 +115,34 @@ def measure_point_memory(program: Program, inputs: Tensor) -> PointMemory:
     >>> measure_point_memory(record_program(network, inputs[:1].clone()), inputs).width
     320
     """
-    bound_bytes, step_bytes = {}, {}
-    constants, points = 0, len(inputs)
+    bound_bytes = {}
+    step_bytes = {}
+    constants = 0
+    points = len(inputs)
     with torch.inference_mode(), LiveBytes() as live:
-        values, bounds = {0: inputs}, {0: peak(inputs)}
+        values = {0: inputs}
+        bounds = {0: peak(inputs)}
         bound_bytes[0] = -(-bounds[0].nbytes // points)
         for step in program.steps:
-            x, b = [values[i] for i in step.inputs], [bounds[i] for i in step.inputs]
+            x = [values[i] for i in step.inputs]
+            b = [bounds[i] for i in step.inputs]
             before = live.restart()
             output = apply_step(step, x)
             bound = step.rule.bound(x, b, output)
             # Memory that remains, other than output and bound, holds constants.
-            storages = {storage_of(t): t.untyped_storage() for t in (output, bound)}
-            old = {storage_of(t) for t in (*x, *b)}
+            storages = {get_storage_ref(t): t.untyped_storage() for t in (output, bound)}
+            old = {get_storage_ref(t) for t in (*x, *b)}
             new = sum(storage.nbytes() for key, storage in storages.items() if key not in old)
             constants += max(0, live.now - before - new)
             peak_bytes = live.peak - before
             if step.rule.pieces is not None and points > 1 and all(n.isfinite().all() for n in b):
                 live.restart()
-                step.rule.pieces.bend(x, b)
+                step.rule.pieces.find_breakpoints(x, b)
                 peak_bytes = max(peak_bytes, live.peak - before)
             step_bytes[step.output] = -(-max(0, peak_bytes - new) // points)
             bound_bytes[step.output] = -(-bound.nbytes // points)
-            values[step.output], bounds[step.output] = output, bound
+            values[step.output] = output
+            bounds[step.output] = bound
             for value in step.ends:
                 del values[value], bounds[value]
     return _total(program, inputs.element_size(), bound_bytes, step_bytes, constants)
@@ -155,7 +161,8 @@ def _total(
     alive[0] = width
     waiting = reserve = 0
     for step in program.steps:
-        before, largest = sum(alive.values()), max(alive.values())
+        before = sum(alive.values())
+        largest = max(alive.values())
         output = itemsize * torch.Size(step.shape).numel()
         alive[step.output] = output + bound_bytes.get(step.output, 0)
         after = sum(alive.values())
@@ -164,7 +171,8 @@ def _total(
             waiting += before
             # Signs and copies of the output, or the values that new points are interpolated from.
             workspace += max(2 * output, 2 * largest)
-        width, reserve = max(width, after), max(reserve, itemsize * step.rule.reserve)
+        width = max(width, after)
+        reserve = max(reserve, itemsize * step.rule.reserve)
         own_bytes = max(workspace, step_bytes.get(step.output, 0))
         peak_bytes = max(peak_bytes, before + after + own_bytes)
         for value in step.ends:

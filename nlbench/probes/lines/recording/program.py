@@ -138,9 +138,11 @@ def walk(program: Program, inputs: Tensor) -> Iterator[ComputedStep]:
 
     The errors are the rules' estimates. Values that no later step needs are freed.
     """
-    values, bounds = {0: inputs}, {0: peak(inputs)}
+    values = {0: inputs}
+    bounds = {0: peak(inputs)}
     for step in program.steps:
-        x, b = [values[i] for i in step.inputs], [bounds[i] for i in step.inputs]
+        x = [values[i] for i in step.inputs]
+        b = [bounds[i] for i in step.inputs]
         output = apply_step(step, x)
         values[step.output], bounds[step.output] = output, step.rule.bound(x, b, output)
         yield ComputedStep(step, x, b, output, bounds[step.output])
@@ -153,7 +155,10 @@ def walk(program: Program, inputs: Tensor) -> Iterator[ComputedStep]:
 
 
 def apply_step(step: ProgramStep, inputs: Sequence[Tensor]) -> Tensor:
-    """Run a step; raise if it doesn't preserve the batch axis."""
+    """Run a step.
+
+    Raise if it doesn't preserve the batch axis.
+    """
     try:
         output = step.rule.apply(inputs)
     except RuntimeError as error:

@@ -63,7 +63,7 @@ def kept_recording(model: nn.Module, points: Tensor, dtype: torch.dtype) -> Reco
     with contextlib.suppress(TypeError):  # The model can't be hashed.
         recorded, settings, state = _RECORDINGS.get(model, (None, None, None))
         if state is not None and settings == _settings(points, dtype):
-            if state.is_state_of(model):
+            if state.matches_model(model):
                 return recorded
             del _RECORDINGS[model]
     return None
@@ -86,7 +86,7 @@ def record_network(
     share_out(needs, points.device, memory, MAX_CHECKED_POINTS, needed=MIN_CHECKED_POINTS)
     check_program(program, network, torch.cat([points, points.mean(0, keepdim=True)]))
     recorded = RecordedNetwork(network, program, needs)
-    if state.is_state_of(model):
+    if state.matches_model(model):
         with contextlib.suppress(TypeError):
             _RECORDINGS.pop(model, None)
             while len(_RECORDINGS) >= MAX_RECORDINGS:
@@ -124,7 +124,7 @@ class _ModelState:
         if self.structure is not None:
             self.tensors = [tensor.detach().clone() for tensor in self.tensors]
 
-    def is_state_of(self, model: nn.Module) -> bool:
+    def matches_model(self, model: nn.Module) -> bool:
         """Return True if this state is known, and a model still has it."""
         if self.structure is None:
             return False

@@ -48,7 +48,7 @@ from nlbench.introspection.operations import (
     registered,
 )
 from nlbench.introspection.pytree import tree_iter, tree_map
-from nlbench.introspection.write_log import WriteLog, memory_of
+from nlbench.introspection.write_log import WriteLog, get_memory_key
 from nlbench.parsers import unique
 from nlbench.probes.lines.rules import kinks
 from nlbench.probes.lines.rules.rounding import peak
@@ -271,20 +271,20 @@ class Recorder(DispatchMode):
         reads_values = known(name).takes in ("number", "truth", "values")
         if reads_values or _READING_TAGS.intersection(func.tags):
             raise error
-        if any(memory_of(tensor) in self._constants for tensor in written):
+        if any(get_memory_key(tensor) in self._constants for tensor in written):
             raise error
         result = func(*args, **kwargs)
         for tensor in tree_iter(result):
             if not isinstance(tensor, Tensor):
                 raise error
             self._refused[tensor] = error
-        self._refused_memory |= {memory_of(tensor): error for tensor in written}
+        self._refused_memory |= {get_memory_key(tensor): error for tensor in written}
         return result
 
     def _check_refused(self, tensors: Sequence[Tensor]) -> None:
         """Raise if one of the tensors depends on an operation that can't be traced."""
         for tensor in tensors if self._refused or self._refused_memory else ():
-            error = self._refused.get(tensor) or self._refused_memory.get(memory_of(tensor))
+            error = self._refused.get(tensor) or self._refused_memory.get(get_memory_key(tensor))
             if error is not None:
                 raise error
 
@@ -313,11 +313,11 @@ class Recorder(DispatchMode):
         for tensor in tensors:
             self._refresh(tensor, name)
         traced = list({id(a): a for a in tensors if self._is_traced(a)}.values())
-        constants = {memory_of(a) for a in tensors if not self._is_traced(a)}
+        constants = {get_memory_key(a) for a in tensors if not self._is_traced(a)}
         if any(a in self._indices for a in tensors):
             raise self._refusal(name, "it uses the positions of maxima")
         if not traced:
-            if any(memory_of(a) in self._constants for a in written):
+            if any(get_memory_key(a) in self._constants for a in written):
                 raise self._refusal(name, "it changes a constant that was read before")
             result = func(*args, **kwargs)
             for tensor in written:
@@ -378,7 +378,8 @@ class Recorder(DispatchMode):
 
     def _transpose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Transpose a value without adding a step: the result refers to the same value."""
-        source, result = args[0], func(*args, **kwargs)
+        source = args[0]
+        result = func(*args, **kwargs)
         if source in self._transposed:
             self._bind(result, self._transposed[source])
         else:
@@ -402,13 +403,13 @@ class Recorder(DispatchMode):
     ) -> Any:
         """Record a call on transposed tensors as the same call on values with samples first."""
         try:
-            spec, spec_kwargs = with_samples_first(call.name, call.args, call.kwargs)
+            spec, spec_kwargs = move_samples_first(call.name, call.args, call.kwargs)
         except NotAffine as error:
             raise self._refusal(call.name, str(error)) from None
         result = call.function(*args, **kwargs)
         if result not in self._transposed:
             value = result.mT
-            shapes = tuple((1, *self._shape_of(self._transposed[a])) for a in traced)
+            shapes = tuple((1, *self._find_shape(self._transposed[a])) for a in traced)
             call = replace(call, args=spec, kwargs=spec_kwargs, shapes=shapes)
             self._add(call, traced, value, [])
             self._transposed[result] = self._values[value]
@@ -466,7 +467,7 @@ class Recorder(DispatchMode):
             if not isinstance(result, Tensor):
                 own_call = replace(own_call, function=_part(call.function, part))
             try:
-                rule = row_rule(own_call, _rule_of) if is_folded else _rule_of(own_call)
+                rule = row_rule(own_call, _find_rule) if is_folded else _find_rule(own_call)
             except NotAffine as error:
                 raise self._refusal(call.name, str(error)) from None
             self._add_step(call.name, inputs, rule, tensor, is_folded)
@@ -495,7 +496,8 @@ class Recorder(DispatchMode):
 
     def _copy(self, func: Any, args: tuple[Any, ...], spec: Sequence[Any], traced: Any) -> Any:
         """Record an assignment to a tensor or to a slice of one."""
-        target, source = args[0], spec[1] if len(spec) > 1 else None
+        target = args[0]
+        source = spec[1] if len(spec) > 1 else None
         result = func(*args)
         shape = tuple(target.shape)
         if target.dtype != self._dtype or not shape or shape[0] != 1:
@@ -507,7 +509,7 @@ class Recorder(DispatchMode):
             )
             if tensor.dtype != self._dtype or tensor.ndim != len(shape):
                 raise self._refusal("copy", _MOVES_SAMPLES)
-            self._add_step("copy", [self._values[tensor]], _rule_of(call), target)
+            self._add_step("copy", [self._values[tensor]], _find_rule(call), target)
             self._log_write(target, self._values[target])
         else:
             self._log_write(target, None)
@@ -524,7 +526,8 @@ class Recorder(DispatchMode):
     def _refresh(self, tensor: Tensor, name: str) -> None:
         """Update a tensor whose memory was overwritten via another tensor."""
         for time, (layout, content) in self._writes.pending(tensor):
-            positions, written = _StorageLayout.of(tensor).positions(), layout.positions()
+            positions = _StorageLayout.of(tensor).positions()
+            written = layout.positions()
             order = torch.full((int(max(positions.max(), written.max())) + 1,), -1)
             order[written] = torch.arange(len(written))
             source = order[positions]
@@ -540,7 +543,8 @@ class Recorder(DispatchMode):
 
     def _assign(self, tensor: Tensor, content: Any, places: Tensor, source: Tensor) -> None:
         """Add a step that inserts overwritten elements into a tensor."""
-        base, value = self._values.get(tensor), content
+        base = self._values.get(tensor)
+        value = content
         traced = [v for v in (base, value) if isinstance(v, int)]
         if not traced:
             return  # A constant was overwritten with constants.
@@ -551,11 +555,11 @@ class Recorder(DispatchMode):
         ]
         is_folded = tensor in self._folded
         shape = (*(1,) * is_folded, *tensor.shape)
-        shapes = tuple((1, *self._shape_of(v)) for v in numbers)
+        shapes = tuple((1, *self._find_shape(v)) for v in numbers)
         call = RecordedCall("assigned", _expand, (*arguments, places, source), {}, shapes, shape)
-        self._add_step("copy", list(numbers), _rule_of(call), tensor, is_folded)
+        self._add_step("copy", list(numbers), _find_rule(call), tensor, is_folded)
 
-    def _shape_of(self, value: int) -> tuple[int, ...]:
+    def _find_shape(self, value: int) -> tuple[int, ...]:
         return self.steps[value - 1].shape if value else self._input_shape
 
     def _refusal(self, name: str, why: str) -> UnsupportedOperation:
@@ -593,7 +597,7 @@ def _ignores_values(name: str, spec: Sequence[Any]) -> bool:
     return takes == "shape" or (takes == "second shape" and not isinstance(spec[0], Input))
 
 
-def _rule_of(call: RecordedCall) -> Rule:
+def _find_rule(call: RecordedCall) -> Rule:
     operation = known(call.name)
     if not operation.traced:
         raise NotAffine("not piecewise affine")
@@ -604,7 +608,10 @@ def _rule_of(call: RecordedCall) -> Rule:
 
 
 class _CallNames(SiteNames):
-    """Names of calls; calls registered as one operation are passed to the recorder."""
+    """Names of calls.
+
+    Calls registered as one operation are passed to the recorder.
+    """
 
     def __init__(self, network: nn.Module, recorder: Recorder) -> None:
         super().__init__(network)
@@ -645,7 +652,7 @@ def is_transposition(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[
     return torch.equal(func(matrix, *args[1:], **kwargs), matrix.mT)
 
 
-def with_samples_first(
+def move_samples_first(
     name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of the equivalent call on matrices that are not transposed.
@@ -656,7 +663,7 @@ def with_samples_first(
     Examples
     --------
     >>> weight = torch.tensor([[1.0, 2.0]])
-    >>> with_samples_first("mm", (weight, Input(0)), {})
+    >>> move_samples_first("mm", (weight, Input(0)), {})
     ((Input(index=0), tensor([[1.],
             [2.]])), {})
     """

@@ -55,7 +55,8 @@ def _channel_maxima(term: Any, channels: Sequence[int]) -> Any:
     if not positions or not term.numel():
         return term
     size = term.abs()
-    largest, mean = size.amax(positions, keepdim=True), size.mean(positions, keepdim=True)
+    largest = size.amax(positions, keepdim=True)
+    mean = size.mean(positions, keepdim=True)
     return largest if bool((largest <= MAX_PEAK_TO_MEAN * mean).all()) else term
 
 
@@ -178,7 +179,8 @@ def _squares(weight: Tensor) -> tuple[Tensor, float]:
 @line_rule("linear")
 def linear(call: RecordedCall) -> Rule:
     check_only_first_traced(call)
-    weight, bias = call.args[1], call.argument(2, "bias")
+    weight = call.args[1]
+    bias = call.argument(2, "bias")
     inputs = weight.shape[-1]
     group = -(-inputs // MAX_SEPARATE_INPUTS)
 
@@ -204,11 +206,13 @@ def linear(call: RecordedCall) -> Rule:
         if group > 1:
             squares = grouped(squares).amax(-1)
         factors, weight_size = sums_of_squares()
-        errors, size = squares @ factors.mT, size * weight_size
+        errors = squares @ factors.mT
+        size = size * weight_size
         offset, offset_size = scaled_offset()
         if offset_size:
             # Sums of squares, scaled against overflow, take a third of the time of `hypot`.
-            own_size, size = size, size.clamp(min=offset_size)
+            own_size = size
+            size = size.clamp(min=offset_size)
             errors.mul_((own_size / size).square_())
             errors.addcmul_((offset_size / size).square_(), offset)
         errors = errors.sqrt_().mul_(size)
@@ -259,7 +263,8 @@ def _across_samples(call: RecordedCall) -> OutputFunction | None:
     position. With few positions, reading the weights takes most of the time, and one product for
     many samples is faster: 1.1 times with 64 positions, twice with 16, four times with 4.
     """
-    weight, bias = call.args[1], call.argument(2, "bias")
+    weight = call.args[1]
+    bias = call.argument(2, "bias")
     if weight.dtype != torch.float64 or weight.device.type != "cpu":
         return None
     axes = weight.ndim - 2
@@ -303,7 +308,8 @@ def per_axis(value: Any, axes: int) -> list[int]:
 
 def _convolution_bound(call: RecordedCall, groups: int) -> Bound:
     """Return the bound for a convolution: the largest over the sets of taps that meet its input."""
-    weight, bias = call.args[1], call.argument(2, "bias")
+    weight = call.args[1]
+    bias = call.argument(2, "bias")
     transposed = "transpose" in call.name
     inputs = weight.shape[0] // groups if transposed else weight.shape[1]
 
@@ -399,7 +405,8 @@ def batch_norm(call: RecordedCall) -> Rule:
     units = (1, -1) + (1,) * (len(call.shape) - 2)
     slope = (var + eps).rsqrt() if weight is None else weight.abs() * (var + eps).rsqrt()
     offset = mean.abs() * slope if bias is None else mean.abs() * slope + bias.abs()
-    slope, offset = slope.reshape(units), offset.reshape(units)
+    slope = slope.reshape(units)
+    offset = offset.reshape(units)
     return Rule(call.apply, lambda x, bounds, output: torch.hypot(bounds[0] * slope, offset))
 
 
@@ -527,9 +534,11 @@ def adaptive_average_pooling(call: RecordedCall) -> Rule:
 
 def _average_bound(axes: int, terms: int, divisor: int) -> Bound:
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        values, error = x[0], bounds[0]
+        values = x[0]
+        error = bounds[0]
         if values.ndim == axes + 1:  # Without a channel axis.
-            values, error = values[:, None], error[:, None]
+            values = values[:, None]
+            error = error[:, None]
         squares, size = channel_squares(values, error, 1, terms)
         errors = squares.sqrt_().mul_(size * (math.sqrt(terms) / abs(divisor)))
         return errors.reshape(*errors.shape, *(1,) * (output.ndim - 2))

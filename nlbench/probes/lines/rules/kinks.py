@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from nlbench.introspection.operations import Operation, line_rule
 
 from .pieces import Kinks
-from .rounding import MIN_NONZERO_FRACTION, Bound, noise_of, nonzero, scaled
+from .rounding import MIN_NONZERO_FRACTION, Bound, nonzero, scaled, tolerance_factor
 from .rule import NotAffine, RecordedCall, Rule, check_only_first_traced
 
 
@@ -36,8 +36,8 @@ def kinked_function(
 
     def snap(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
         x = inputs[0]
-        for c, noise in zip(kinks, pieces.tolerances(inputs, bounds), strict=True):
-            x = x.masked_fill((x - c).abs() <= noise, c)
+        for c, tolerance in zip(kinks, pieces.tolerances(inputs, bounds), strict=True):
+            x = x.masked_fill((x - c).abs() <= tolerance, c)
         result: Tensor = call.apply([x])
         return result
 
@@ -57,7 +57,8 @@ def _slope_bound(kinks: Sequence[float], slopes: Sequence[Tensor | float]) -> Bo
     sizes = [_magnitude(slope) for slope in slopes]
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        x, error = inputs[0], bounds[0]
+        x = inputs[0]
+        error = bounds[0]
         if all(isinstance(size, float) and size == sizes[0] for size in sizes):
             return error * sizes[0]
         shared = [i for i in range(1, x.ndim) if error.shape[i] == 1 and x.shape[i] > 1]
@@ -121,7 +122,11 @@ def relu(call: RecordedCall) -> Rule:
         # Multiplying takes a tenth of the time of selecting with a bool mask; the absolute value
         # converts -0 to 0.
         x = inputs[0]
-        return torch.gt(x, noise_of(x.dtype) * bounds[0], out=torch.empty_like(x)).mul_(x).abs_()
+        return (
+            torch.gt(x, tolerance_factor(x.dtype) * bounds[0], out=torch.empty_like(x))
+            .mul_(x)
+            .abs_()
+        )
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         # A bound shared by several positions holds for the nonzero ones.
@@ -195,7 +200,8 @@ def clamp_max(call: RecordedCall) -> Rule:
     "threshold", bends="at its threshold", caveat="if the replacement value equals the threshold"
 )
 def threshold(call: RecordedCall) -> Rule:
-    threshold, value = float(call.args[1]), float(call.args[2])
+    threshold = float(call.args[1])
+    value = float(call.args[2])
     if threshold != value:
         raise NotAffine(f"it jumps from {value:g} to {threshold:g} at {threshold:g}")
     return kinked_function((threshold,), call, (0.0, 1.0))

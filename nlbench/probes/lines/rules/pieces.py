@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .rounding import noise_of
+from .rounding import tolerance_factor
 
 Crossings = tuple[Tensor, Tensor]
 """Positions between points: index (m,) of the point to the left, and fraction (m,) in (0, 1)."""
@@ -28,7 +28,7 @@ Crossings = tuple[Tensor, Tensor]
 class UnitPieces(Protocol):
     """Pieces of the units of an operation."""
 
-    def bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+    def find_breakpoints(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
         """Return where the output bends if the inputs are affine between neighbouring points."""
 
     def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
@@ -62,9 +62,9 @@ class Kinks:
     @staticmethod
     def tolerance(error: Tensor, threshold: float) -> Tensor:
         """Return the magnitudes below which distances from a threshold count as zero."""
-        return noise_of(error.dtype) * (error + abs(threshold) if threshold else error)
+        return tolerance_factor(error.dtype) * (error + abs(threshold) if threshold else error)
 
-    def bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+    def find_breakpoints(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
         """Return the crossings of all thresholds."""
         error = self.error(inputs, bounds)
         intervals = []
@@ -77,7 +77,10 @@ class Kinks:
         return torch.cat(intervals), torch.cat(fractions)
 
     def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        """Return a mask of the pieces that each unit may be on, (pieces, P, ...); see `changes`."""
+        """Return a mask of the pieces that each unit may be on, (pieces, P, ...).
+
+        See `changes`.
+        """
         pairs = list(zip(self.distances(inputs), self.tolerances(inputs, bounds), strict=True))
         below = torch.stack([margin < -tolerance for margin, tolerance in pairs], 1)
         above = torch.stack([margin > tolerance for margin, tolerance in pairs], 1)
@@ -121,18 +124,18 @@ class MaxGroups:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Find the largest members of each window, including ties: (P, rows, windows, members).
 
-        Return where they are, the members, and the noise of each member's distance from the
-        largest, which is the larger of their noises.
+        Return where they are, the members, and the tolerance of each member's distance from the
+        largest, which is the larger of their tolerances.
         """
         x = inputs[0]
-        noise = self._members(noise_of(x.dtype) * self._line_bounds(x, bounds[0]))
+        tolerance = self._members(tolerance_factor(x.dtype) * self._line_bounds(x, bounds[0]))
         members = self.members(inputs)
-        if noise.shape[-1] > 1:
+        if tolerance.shape[-1] > 1:
             largest = members.argmax(-1, keepdim=True)
-            noise = torch.maximum(noise, noise.expand_as(members).gather(-1, largest))
-        return members >= members.amax(-1, keepdim=True) - noise, members, noise
+            tolerance = torch.maximum(tolerance, tolerance.expand_as(members).gather(-1, largest))
+        return members >= members.amax(-1, keepdim=True) - tolerance, members, tolerance
 
-    def bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+    def find_breakpoints(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
         """Return where the largest member of a window changes."""
         top, members, _ = self.tied(inputs, bounds)
         top = top.flatten(1, 2)
@@ -149,7 +152,10 @@ class MaxGroups:
         return interval[line], fraction
 
     def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        """Return a mask of the pieces that each unit may be on, (pieces, P, ...); see `changes`."""
+        """Return a mask of the pieces that each unit may be on, (pieces, P, ...).
+
+        See `changes`.
+        """
         return self.tied(inputs, bounds)[0].movedim(-1, 0)
 
     def bound(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
@@ -192,10 +198,10 @@ class Ranks:
     # Maps values (P, groups, ranks) to the call's output.
     output: Callable[[Tensor], Tensor] = lambda by_rank: by_rank
 
-    def bend(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+    def find_breakpoints(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
         """Return where two units swap ranks and a rank in the output is one of theirs."""
         x = self.groups(inputs)
-        error = self._noise(inputs, bounds)
+        error = self._tolerance(inputs, bounds)
         size = x.shape[-1]
         first, second = _pairs(size, x.device)
         margin = x[..., first] - x[..., second]
@@ -210,30 +216,30 @@ class Ranks:
         used = torch.zeros(size + 1, dtype=torch.int64)
         used[1:].index_fill_(0, torch.tensor(self.ranks, dtype=torch.int64), 1)
         used = used.cumsum(0).to(x.device)
-        bends, fraction = _rank_changes(left, right, end_error, lines, fraction, used)
-        return interval[bends], fraction[bends]
+        breakpoints, fraction = _rank_changes(left, right, end_error, lines, fraction, used)
+        return interval[breakpoints], fraction[breakpoints]
 
     def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
         """Return a mask of the units that may have each rank, (units, P, groups, ranks)."""
         x = self.groups(inputs)
-        error = self._noise(inputs, bounds)
-        owner = self._owners(x)
-        distance = (x[..., None, :] - x.gather(-1, owner)[..., None]).abs()
-        near = distance <= error[..., None, :] + error.gather(-1, owner)[..., None]
+        error = self._tolerance(inputs, bounds)
+        units = self._units_at_ranks(x)
+        distance = (x[..., None, :] - x.gather(-1, units)[..., None]).abs()
+        near = distance <= error[..., None, :] + error.gather(-1, units)[..., None]
         return near.movedim(-1, 0)
 
     def bound(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         """Return the output's error bound, that of the unit at each rank."""
         error = self.groups([b.expand_as(x) for x, b in zip(inputs, bounds, strict=True)])
-        return self.output(error.gather(-1, self._owners(self.groups(inputs))))
+        return self.output(error.gather(-1, self._units_at_ranks(self.groups(inputs))))
 
-    def _owners(self, x: Tensor) -> Tensor:
+    def _units_at_ranks(self, x: Tensor) -> Tensor:
         """Return the unit at each rank in the output, (P, groups, ranks)."""
         return x.argsort(dim=-1, descending=True, stable=True)[..., self.ranks]
 
-    def _noise(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+    def _tolerance(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
         error = self.groups([b.expand_as(x) for x, b in zip(inputs, bounds, strict=True)])
-        return noise_of(error.dtype) * error
+        return tolerance_factor(error.dtype) * error
 
 
 KnownPieces = Kinks | MaxGroups | Ranks
@@ -326,13 +332,13 @@ def _rank_changes(
     slope = right - left
     level = at.gather(1, pair).mean(1, keepdim=True)
     rise = slope.gather(1, pair).diff(dim=1).abs()
-    # The uncertainty of the position is the noise of both lines over their difference in slope.
-    noise = error + error.gather(1, pair).sum(1, keepdim=True)
+    # The uncertainty of the position is the tolerance of both lines over their difference in slope.
+    tolerance = error + error.gather(1, pair).sum(1, keepdim=True)
     off = (slope - slope.gather(1, pair[:, :1])).abs()
-    tied = (at - level).abs() <= noise * (1 + off / rise)
+    tied = (at - level).abs() <= tolerance * (1 + off / rise)
     tied.scatter_(1, pair, True)
     above = ((at > level) & ~tied).sum(1)
-    bends = torch.zeros_like(above, dtype=torch.bool)
+    breakpoints = torch.zeros_like(above, dtype=torch.bool)
     for line in pair.unbind(1):
         rates = slope.gather(1, line[:, None])
         equal = 2 * (error + error.gather(1, line[:, None]))
@@ -344,13 +350,13 @@ def _rank_changes(
         # Check for a used rank that the line has before the crossing but not after it.
         common = torch.maximum(before, after)
         common_end = torch.maximum(torch.minimum(before, after) + coinciding, common)
-        bends |= used[before + coinciding] - used[before] > used[common_end] - used[common]
+        breakpoints |= used[before + coinciding] - used[before] > used[common_end] - used[common]
     lowest = slope.masked_fill(~tied, math.inf).argmin(1, keepdim=True)
     steepest = slope.masked_fill(~tied, -math.inf).argmax(1, keepdim=True)
     start, end = (
         (x.gather(1, lowest) - x.gather(1, steepest)).squeeze(1).double() for x in (left, right)
     )
-    return bends, start / (start - end)
+    return breakpoints, start / (start - end)
 
 
 def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
@@ -371,7 +377,7 @@ def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple
     row = torch.arange(len(left), device=left.device)
     if left.is_cuda and 1 < left.shape[1] <= MAX_GPU_LINES:
         return _overtakes_on_gpu(left, slope, last, current)
-    bends: list[tuple[Tensor, Tensor]] = []
+    breakpoints: list[tuple[Tensor, Tensor]] = []
     while True:
         active = (~last.gather(1, current).squeeze(1)).nonzero().squeeze(1)
         left = left[active]
@@ -390,10 +396,12 @@ def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple
         current = current[inside]
         position = position[inside]
         row = row[inside]
-        bends.append((position.squeeze(1), row))
-    if not bends:
+        breakpoints.append((position.squeeze(1), row))
+    if not breakpoints:
         return left.new_zeros(0), row
-    return torch.cat([fraction for fraction, _ in bends]), torch.cat([row for _, row in bends])
+    return torch.cat([fraction for fraction, _ in breakpoints]), torch.cat(
+        [row for _, row in breakpoints]
+    )
 
 
 MAX_GPU_LINES = 16
@@ -411,14 +419,14 @@ def _overtakes_on_gpu(
     position = torch.zeros_like(left[:, :1])
     active = ~last.gather(1, current).squeeze(1)
     positions = []
-    bends = []
+    breakpoints = []
     for _ in range(left.shape[1] - 1):
         current, position = _next(left, slope, current, position)
         active &= position.squeeze(1) < 1
         positions.append(position.squeeze(1))
-        bends.append(active)
+        breakpoints.append(active)
         active = active & ~last.gather(1, current).squeeze(1)
-    step, row = torch.stack(bends).nonzero().unbind(1)
+    step, row = torch.stack(breakpoints).nonzero().unbind(1)
     return torch.stack(positions)[step, row], row
 
 

@@ -27,7 +27,7 @@ Bound = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
 # Factor by which a true error may exceed its estimate, whose order of magnitude is correct at any
 # depth (docs/how-it-works.md). In single precision, regions are short relative to rounding errors,
 # so the same factor would hide many crossings; a smaller one balances missed and spurious regions.
-_NOISE_PER_BOUND = {
+_TOLERANCE_PER_BOUND = {
     torch.float64: 8 * torch.finfo(torch.float64).eps,
     torch.float32: torch.finfo(torch.float32).eps / 16,
 }
@@ -37,13 +37,16 @@ MIN_NONZERO_FRACTION = 1 / 16
 """Minimum fraction of a channel's positions that count as nonzero, if any are."""
 
 
-def noise_of(dtype: torch.dtype) -> float:
+def tolerance_factor(dtype: torch.dtype) -> float:
     """Return the factor that converts a bound to the magnitude below which values count as zero."""
-    return _NOISE_PER_BOUND[dtype]
+    return _TOLERANCE_PER_BOUND[dtype]
 
 
 def peak(x: Tensor) -> Tensor:
-    """Return the largest magnitude at each point, (P, 1, ...); NaN if any value is NaN."""
+    """Return the largest magnitude at each point, (P, 1, ...).
+
+    It is NaN if any value is NaN.
+    """
     # Two reductions are 20 times as fast as `aminmax` on a CPU.
     flat = x.reshape(len(x), -1)
     if flat.shape[1] == 0:
@@ -52,7 +55,10 @@ def peak(x: Tensor) -> Tensor:
 
 
 def peak_over(x: Tensor, axes: Sequence[int], keepdim: bool = False) -> Tensor:
-    """Return the largest magnitude over the given axes; NaN if any value is NaN."""
+    """Return the largest magnitude over the given axes.
+
+    It is NaN if any value is NaN.
+    """
     if 0 in (x.shape[i] for i in axes):
         return x.abs().sum(list(axes), keepdim=keepdim)
     over = tuple(axes)

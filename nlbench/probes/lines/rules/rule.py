@@ -75,11 +75,11 @@ class Rule:
     bound: Bound  # maps inputs, their bounds and the output to the output's bound
     # Pieces of the units, and where they bend. None if the call is affine.
     pieces: UnitPieces | None = None
-    # Like `apply`, but maps inputs and their bounds, and moves inputs within noise of a kink onto
-    # it. At a breakpoint a unit is zero up to rounding; where all other units are off, the sign of
-    # that rounding error would determine the pieces of the next layer.
+    # Like `apply`, but maps inputs and their bounds, and moves inputs within the tolerance
+    # of a kink onto it. At a breakpoint a unit is zero up to rounding; where all others are off,
+    # the sign of that rounding error would determine the pieces of the next layer.
     snap: SnapFunction | None = None
-    # Elements per point that `apply` or `pieces.bend` need in addition to inputs and output.
+    # Elements per point that `apply` or `pieces` need in addition to inputs and output.
     workspace: int = 0
     reserve: int = 0  # elements that they need regardless of the number of points
     # PyTorch's own call, if `apply` is an implementation for float64 on a CPU.
@@ -96,7 +96,10 @@ def check_only_first_traced(
 
 
 def inner_axis(call: RecordedCall, position: int) -> int:
-    """Return the axis along which a call operates; raise if it is the batch axis."""
+    """Return the axis along which a call operates.
+
+    Raise if it is the batch axis.
+    """
     axis = int(call.argument(position, "dim", 0)) % len(call.shapes[0])
     if axis == 0:
         raise NotAffine("it mixes the samples of a batch")

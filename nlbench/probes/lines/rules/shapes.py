@@ -58,7 +58,8 @@ def selection(call: RecordedCall) -> Rule:
 @line_rule("gather", caveat="with constant indices")
 def gathering(call: RecordedCall) -> Rule:
     check_only_first_traced(call, "which numbers it selects depends on the input")
-    axis, index = inner_axis(call, 1), call.argument(2, "index")
+    axis = inner_axis(call, 1)
+    index = call.argument(2, "index")
 
     def apply(points: Sequence[Tensor]) -> Tensor:
         return torch.gather(points[0], axis, repeat_samples(index, len(points[0])))
@@ -69,7 +70,8 @@ def gathering(call: RecordedCall) -> Rule:
 @line_rule("max_unpool2d", "max_unpool3d", caveat="with constant indices")
 def unpooling(call: RecordedCall) -> Rule:
     check_only_first_traced(call, "where it writes depends on the input")
-    index, size = call.args[1], call.argument(2, "output_size")
+    index = call.args[1]
+    size = call.argument(2, "output_size")
 
     def apply(points: Sequence[Tensor]) -> Tensor:
         result: Tensor = call.function(points[0], repeat_samples(index, len(points[0])), size)
@@ -134,7 +136,8 @@ def assigned(call: RecordedCall) -> Rule:
 
     def put(base: Tensor, value: Tensor, count: int) -> Tensor:
         flat = repeat_samples(base, count).reshape(count, -1).clone()
-        columns, source_columns = target.to(flat.device), source.to(flat.device)
+        columns = target.to(flat.device)
+        source_columns = source.to(flat.device)
         flat[:, columns] = repeat_samples(value, count).reshape(count, -1)[:, source_columns]
         result: Tensor = flat.reshape(count, *call.shape[1:])
         return result
@@ -164,7 +167,8 @@ def concatenation(call: RecordedCall) -> Rule:
             error = bounds[part.index] if isinstance(part, Input) else torch.zeros_like(part)
             size = x[part.index].shape if isinstance(part, Input) else part.shape
             if call.name == "stack":
-                error, size = error.unsqueeze(axis), (*size[:axis], 1, *size[axis:])
+                error = error.unsqueeze(axis)
+                size = (*size[:axis], 1, *size[axis:])
             if error.ndim == output.ndim:
                 parts.append((error, size))
         # Along the other axes, use the maximum size over all parts.

@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from nlbench.probes.lines import SegmentTrace, TracedSegment, observe_paths
-from nlbench.probes.lines.drawing import BINS, drawing_of
+from nlbench.probes.lines.drawing import BINS, make_drawing
 from nlbench.probes.lines.quadrature import integrate_along
 
 
 def draw(net, path):
-    return drawing_of(list(observe_paths(net, path[None])))
+    return make_drawing(list(observe_paths(net, path[None])))
 
 
 def numbers(row):
@@ -42,7 +42,7 @@ def test_curves_are_the_network_at_even_steps():
 
 def test_logits_with_the_largest_deviation_are_drawn():
     bent = [[0, 0, 0, 0, 0], [1, 4, 0, 3, 2], [0, 0, 0, 0, 0]]
-    drawing = drawing_of([synthetic([0, 0.5, 1], bent)])
+    drawing = make_drawing([synthetic([0, 0.5, 1], bent)])
     assert drawing["logits"] == [1, 3, 4]
 
 
@@ -51,7 +51,7 @@ def test_breakpoints_are_counted_by_site():
         synthetic([0, 0.5, 0.75, 1], [0, 1, 1, 0], ("a", "b"), [0, 1], length=1.0),
         synthetic([0, 0.5, 1], [0, 1, 0], ("a", "b"), [1], length=3.0, segment=1),
     ]
-    drawing = drawing_of(observations)
+    drawing = make_drawing(observations)
     assert drawing["sites"] == ["a", "b"]
     assert drawing["crossings"] == 3
     first, second = (numbers(row) for row in drawing["breakpoints"])
@@ -76,7 +76,7 @@ def test_the_counts_add_up_to_the_crossings():
 def test_many_sites_share_rows():
     names = [f"layer{i}" for i in range(100)]
     t = torch.linspace(0, 1, 102).tolist()
-    drawing = drawing_of([synthetic(t, [0.0] * 102, names, list(range(100)))])
+    drawing = make_drawing([synthetic(t, [0.0] * 102, names, list(range(100)))])
     assert len(drawing["sites"]) == 24
     assert drawing["sites"][0] == "layer0 … layer3"
     assert drawing["sites"][-1].endswith("layer99")
@@ -86,7 +86,7 @@ def test_many_sites_share_rows():
 def test_a_smooth_network_has_curves_and_no_breakpoints():
     ends = torch.tensor([[-2.0], [2.0]])
     (trace,) = integrate_along(nn.Tanh(), ends[:1], ends[1:])
-    drawing = drawing_of([TracedSegment(0, 0, trace)])
+    drawing = make_drawing([TracedSegment(0, 0, trace)])
     assert "breakpoints" not in drawing
     assert drawing["method"] == "quadrature"
     (row,) = drawing["curves"][0]
@@ -108,5 +108,5 @@ def test_drawing_size_is_bounded(segments):
     t = torch.linspace(0, 1, 2002).tolist()
     origins = torch.randint(120, (2000,)).tolist()
     observation = synthetic(t, values.tolist(), names, origins)
-    drawing = drawing_of([observation] * segments)
+    drawing = make_drawing([observation] * segments)
     assert len(json.dumps(drawing)) < 60_000

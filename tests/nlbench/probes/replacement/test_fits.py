@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nlbench.errors import NotFinite, Undefined
-from nlbench.probes.replacement.fits import AffineFit, rows_of
+from nlbench.probes.replacement.fits import AffineFit, copy_to_rows
 
 
 def fitted(x, y, *, is_full=False, parts=3):
@@ -73,7 +73,7 @@ def test_few_rows_have_no_full_map():
 def test_map_applies_at_every_position_in_tensors_type():
     x = torch.randn(4, 3, 5, 6).half()
     y = 2 * x + torch.arange(3).half()[:, None, None]
-    affine = fitted(rows_of(x, 1).float(), rows_of(y, 1).float()).per_channel()
+    affine = fitted(copy_to_rows(x, 1).float(), copy_to_rows(y, 1).float()).per_channel()
     mapped = affine(x, 1)
     assert mapped.dtype == torch.float16
     torch.testing.assert_close(mapped, y, atol=1e-2, rtol=1e-2)

@@ -196,16 +196,16 @@ def test_causal_convolution_mixes_positions_and_mlp_does_not():
 def test_output_is_replaced_in_what_the_module_returns():
     place = find_places(nn.Sequential(nn.Linear(2, 2)), torch.zeros(1, 2), "modules:0")[0]
     x, y = torch.zeros(1, 2), torch.ones(1, 2)
-    assert place.with_output(x, y) is y
+    assert place.set_output(x, y) is y
     second = ModulePlace(**{**vars(place), "result": 1})
-    assert second.with_output((0, x), y) == (0, y)
-    assert second.output_of([0, y]) is y
+    assert second.set_output((0, x), y) == (0, y)
+    assert second.get_output([0, y]) is y
     keyed = ModulePlace(**{**vars(place), "result": "out", "argument": "hidden"})
     returned = {"out": x, "cache": 3}
-    assert keyed.with_output(returned, y) == {"out": y, "cache": 3}
+    assert keyed.set_output(returned, y) == {"out": y, "cache": 3}
     assert returned["out"] is x
     call = ModuleCall(keyed.module, CallId("0", 0), keyed.module.forward, (), {"hidden": x})
-    assert keyed.input_of(call) is x
+    assert keyed.get_input(call) is x
 
 
 def test_input_and_output_of_each_call_are_observed():

@@ -104,7 +104,7 @@ def test_tokens_of_any_number_are_rows(kind, shape, odd, others):
     observed = {}
     observe_sites(model, [x], lambda batch: observed.update({batch.place: batch}), **settings)
     assert torch.equal(observed[odd].x, rows[0])
-    assert observed[odd].owners is None
+    assert observed[odd].sample_index is None
     assert observed[odd].sources is None
     assert set(observed) == {odd, *others}
     result = nlbench.evaluate(model, x, ["r2", "affinity"], settings={"sites.rows": "tokens"})

@@ -74,7 +74,7 @@ def test_functions_of_whole_tensor_do_not_see_padding():
 
 def test_tokens_are_rows_without_padding():
     (batch,) = _observed([TOKENS], of="blocks")["stack.layers.0"]
-    assert batch.owners.tolist() == [0] * 5 + [1] * 2 + [2] * 3 + [3] * 4
+    assert batch.sample_index.tolist() == [0] * 5 + [1] * 2 + [2] * 3 + [3] * 4
     assert (batch.count, len(batch.x)) == (4, 14)
     assert torch.equal(batch.x, Masked().embedding(TOKENS[TOKENS != 0]))
 
@@ -113,7 +113,7 @@ def test_rows_do_not_depend_on_batches(rows):
 
 def test_drawn_tokens_are_some_of_each_sample():
     (batch,) = _observed([TOKENS], of="blocks", rows="tokens:2")["stack.layers.0"]
-    assert batch.owners.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert batch.sample_index.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_microbatches_have_the_rows_of_the_batch():
@@ -121,7 +121,7 @@ def test_microbatches_have_the_rows_of_the_batch():
     # In microbatches of one or two samples.
     split = _observed([TOKENS], of="blocks", memory=1)
     for place, (batch,) in whole.items():
-        assert torch.equal(batch.owners, split[place][0].owners)
+        assert torch.equal(batch.sample_index, split[place][0].sample_index)
         assert torch.allclose(batch.y, split[place][0].y, atol=1e-6)
 
 

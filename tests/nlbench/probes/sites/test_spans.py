@@ -127,10 +127,10 @@ def test_span_linearity_equals_that_of_its_streams():
     model, x = stack(), tokens()
     measured = statistics(model, x, "linearity", **{"sites.of": "spans:2..3"})
     values = streams(model, x)
-    owners = torch.arange(len(x)).repeat_interleave(x.shape[1])
+    sample_index = torch.arange(len(x)).repeat_interleave(x.shape[1])
     for name, (first, last) in {"blocks.0..1": (0, 2), "blocks.1..3": (1, 4)}.items():
         sides = (values[i].reshape(-1, WIDTH) for i in (first, last))
-        expected = linearity_statistics(*sides, owners=owners)
+        expected = linearity_statistics(*sides, sample_index=sample_index)
         assert measured[name]["value"] == pytest.approx(expected["value"], rel=1e-9)
         assert measured[name]["branch_value"] == pytest.approx(expected["branch_value"], rel=1e-9)
 

@@ -20,7 +20,7 @@ from nlbench.probes.lines.estimation.extrapolation import (
     check_places,
 )
 from nlbench.probes.lines.estimation.grids import COST_PROBE_STEPS
-from nlbench.probes.lines.estimation.patterns import margins_of
+from nlbench.probes.lines.estimation.patterns import find_margins
 from nlbench.probes.lines.estimation.piecewise import PiecewiseNetwork
 from nlbench.probes.lines.rules.kinks import kinked_function
 from nlbench.probes.lines.rules.pieces import Ranks
@@ -349,7 +349,7 @@ def test_ranks_count_at_most_the_exchanges(after, ranks):
     tops = {top for rank in ranks for top in (rank, rank + 1)} - {0, 4}
     lines = torch.tensor([range(4), after], dtype=torch.float64)
     pieces = Ranks(lambda x: x[0][:, None], sorted(ranks))
-    (estimate,) = margins_of(pieces, [lines], torch.tensor([-1.0]))
+    (estimate,) = find_margins(pieces, [lines], torch.tensor([-1.0]))
     flat = estimate.values
     gone = int(((flat[0] > 0) & (flat[1] < 0)).sum())
     first, second = (tuple(line.argsort(descending=True).tolist()) for line in lines)
@@ -409,7 +409,7 @@ class OwnPieces:
     """Pieces that are none of the known kinds."""
 
     def __init__(self, pieces):
-        self.bend = pieces.bend
+        self.find_breakpoints = pieces.find_breakpoints
         self.possible = pieces.possible
 
 

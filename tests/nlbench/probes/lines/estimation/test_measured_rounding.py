@@ -25,7 +25,7 @@ def test_noise_is_measured_above_twice_the_expected_noise(monkeypatch, ratio, is
         PiecewiseNetwork, "_patterns", lambda self, step, x: [Margins(x[0], 0.5, noise)]
     )
     network = PiecewiseNetwork(SimpleNamespace(output=2), {1: None}, torch.zeros(1), True)
-    (floor,) = network.measure_rounding(torch.zeros(1, 3)).noise_floor
+    (floor,) = network.measure_rounding(torch.zeros(1, 3)).min_tolerance
     assert float(floor) == pytest.approx(is_measured * 2 * ratio * noise.item())
 
 

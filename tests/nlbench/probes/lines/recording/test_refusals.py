@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from nlbench.errors import RequestError, Undefined, UnsupportedOperation
 from nlbench.introspection.model_copy import double_copy
-from nlbench.probes.lines.recording.recorder import record_program, with_samples_first
+from nlbench.probes.lines.recording.recorder import move_samples_first, record_program
 from nlbench.probes.lines.rules.rule import Input, NotAffine
 
 
@@ -169,4 +169,4 @@ def test_an_assertion_of_the_network_is_one_line():
 )
 def test_samples_that_are_mixed_are_not_transposed(name, arguments):
     with pytest.raises(NotAffine, match="samples"):
-        with_samples_first(name, arguments, {})
+        move_samples_first(name, arguments, {})

@@ -11,7 +11,7 @@ from nlbench.introspection.operations import known
 from nlbench.probes.lines import trace_segment
 from nlbench.probes.lines.rules.maxima import pooling_windows
 from nlbench.probes.lines.rules.pieces import MaxGroups, overtakes
-from nlbench.probes.lines.rules.rounding import noise_of
+from nlbench.probes.lines.rules.rounding import tolerance_factor
 from nlbench.probes.lines.rules.rule import Input, RecordedCall
 
 
@@ -78,7 +78,7 @@ def groups_of_three():
 def test_members_far_below_others_widen_no_tolerance():
     x = torch.tensor([[[1.0, 0.0, -1e30]], [[0.0, 1.0, -1e30]]], dtype=torch.float64)
     groups = groups_of_three()
-    interval, fraction = groups.bend([x], [x.abs()])
+    interval, fraction = groups.find_breakpoints([x], [x.abs()])
     assert (interval.tolist(), fraction.tolist()) == ([0], [0.5])
     assert groups.bound([x], [x.abs()], x).tolist() == [[[1.0]], [[1.0]]]
 
@@ -198,7 +198,7 @@ def test_distances_have_the_larger_tolerance():
     x = torch.tensor([[[1.0, 0.9, 0.0]]], dtype=torch.float64)
     for noisy in (0, 1):
         bound = torch.zeros_like(x)
-        bound[..., noisy] = 0.2 / noise_of(x.dtype)
+        bound[..., noisy] = 0.2 / tolerance_factor(x.dtype)
         tied, _, _ = groups_of_three().tied([x], [bound])
         assert tied.flatten().tolist() == [True, True, False]
 

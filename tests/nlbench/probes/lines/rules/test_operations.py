@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from nlbench.introspection.model_copy import double_copy
 from nlbench.probes.lines import estimate_segment, slope_changes, trace_segment
 from nlbench.probes.lines.recording.program import walk
-from nlbench.probes.lines.rules.rounding import noise_of
+from nlbench.probes.lines.rules.rounding import tolerance_factor
 
 from segments import Functional, assert_exact, on_segment, outputs
 
@@ -198,7 +198,7 @@ def test_bounds_are_of_the_size_of_the_errors(name):
             for sign in (1, -1, torch.tensor([1, -1] * 3).double())
         ]
     error = torch.stack([(y - last.output).abs() for y in changed]).amax(0)
-    allowed = noise_of(torch.float64) * last.bound.expand_as(last.output)
+    allowed = tolerance_factor(torch.float64) * last.bound.expand_as(last.output)
     assert bool((error <= allowed).all())
     # A bound that hides everything would pass as well.
     assert float(allowed.max()) < 1e-9 * float(last.output.abs().max())
