@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nlbench.citation import Source
 from nlbench.errors import NotFinite, RequestError, nearest
-from nlbench.introspection.function_calls import is_transformed
+from nlbench.introspection.function_calls import is_vmapped
 from nlbench.measure import FunctionMeasure, MoreMeans
 from nlbench.options import Option, OptionValue
 
@@ -96,7 +96,7 @@ def affinity_score(
     0.71
     """
     _check_options(shrinkage, ridge, ridge_unit)
-    if is_transformed(x) or is_transformed(y):
+    if is_vmapped(x) or is_vmapped(y):
         raise RequestError(
             "affinity_score does not support vmap, since each pair of samples has its own "
             "assignment problem; use torch.stack([affinity_score(a, b) for a, b in zip(x, y)])"

@@ -94,7 +94,6 @@ def one_tree_of_commands():
 def pytest_collection_modifyitems(items):
     import torch
 
-    gc.freeze()
     gc.enable()
     # Without a cache of fonts Matplotlib builds one, and prints so to standard error if it takes
     # long.

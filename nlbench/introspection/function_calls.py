@@ -124,6 +124,18 @@ def hidden_calls(call: FunctionCall) -> int:
         return 0
 
 
+def is_vmapped(value: object) -> bool:
+    """Return True for a tensor that `torch.func.vmap` maps over.
+
+    Examples
+    --------
+    >>> is_vmapped(torch.zeros(2))
+    False
+    """
+    is_batched = getattr(getattr(torch._C, "_functorch", None), "is_batchedtensor", None)
+    return isinstance(value, Tensor) and is_batched is not None and bool(is_batched(value))
+
+
 def is_transformed(value: object) -> bool:
     """Return True for a tensor inside a transform of `torch.func`, such as `vmap` or `jvp`.
 

@@ -229,7 +229,8 @@ def test_estimates_wait_few_times_per_halving(cuda):
     for build, shape, waits in ((Deep, (6,), 4), (poolings, (1, 6, 6), 7)):
         one, three = (waits_of(cuda, partial(build, n), shape, estimated) for n in (1, 3))
         assert abs(three - one) <= 3
-        assert three <= waits * 3 + 25
+        # Apart from those, the network's copy is compared with the network once.
+        assert three <= waits * 3 + 30
 
 
 def few_images():

@@ -229,7 +229,7 @@ def test_channels_are_followed_through_an_index(index, layer, size):
     layouts, output = Layouts(1), x[index]
     layouts.follow(FunctionCall(layer, (x,)), x)
     layouts.follow(FunctionCall(torch.Tensor.__getitem__, (x, index)), output)
-    channel, assumed = layouts.of(output)[1:]
+    channel, assumed = layouts.describe(output)[1:]
     # The first axis of what is left counts as the batch, which is no place for channels.
     if output.shape[0] != size:
         assert (output.shape[channel], assumed) == (size, False)

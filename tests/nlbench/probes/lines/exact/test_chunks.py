@@ -35,7 +35,7 @@ def test_breakpoints_next_to_a_point_move_onto_it(weight):
 def test_nothing_lies_between_two_segments():
     chunk = inserted([0, 1, 0, 1], [0, 0, 1, 1], [2, 1, 0], [0.5, 0.5, 0.25])
     assert chunk.t.tolist() == [0, 0.25, 1, 0, 0.5, 1]
-    assert chunk.owner.tolist() == [0, 0, 0, 1, 1, 1]
+    assert chunk.segment_index.tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_equal_places_on_two_segments_are_two_breakpoints():
