@@ -27,7 +27,7 @@ from nlbench.measure.contract import load_measure
 from nlbench.options import resolve_options
 from nlbench.question import load_questions
 from nlbench.reports.population import find_population
-from nlbench.reports.tables import RELATIVE
+from nlbench.reports.tables import RELATIVE, MeasureInfo
 
 LADDER = Path(__file__).parents[1] / "planted_ladder.csv"
 API = Path(__file__).parents[1] / "api.rst"
@@ -198,16 +198,17 @@ def ladder_figure(table: pd.DataFrame, measure: type[Measure]) -> Figure | None:
 
 def population_figure(measure: type[Measure]) -> Figure | None:
     """Draw the reference networks on a line; None if the measure has none."""
-    about = {
-        "version": measure.version,
-        "options": dict(resolve_options(measure.options, {}, owner=measure.name)),
-        "more_means": measure.more_means,
-    }
+    info = MeasureInfo(
+        version=measure.version,
+        options=dict(resolve_options(measure.options, {}, owner=measure.name)),
+        more_means=measure.more_means,
+        base=measure.name,
+    )
     # Networks are compared by the derived measure, if there is one.
     name = {base: derived for derived, (base, _) in RELATIVE.items()}.get(
         measure.name, measure.name
     )
-    population = find_population(name, {**about, "base": measure.name})
+    population = find_population(name, info)
     if population is None:
         return None
     figure, axes = axes_of("", 1.3)

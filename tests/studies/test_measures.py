@@ -131,7 +131,7 @@ def test_shipped_results_stand_next_to_measured_ones(made, findings, monkeypatch
 
 def test_the_shipped_results_are_complete_and_small():
     orders, _ = benchmark_results.shipped_results({})
-    assert benchmark_results.FILE.stat().st_size < 110_000
+    assert benchmark_results.FILE.stat().st_size < 120_000
     constructed = {n for n, ladder in LADDERS.items() if ladder.question and not ladder.is_trained}
     assert constructed <= set(orders.ladder)
     assert {"affinity", "nlc", "affine-residual", "parameters"} <= set(orders.measure)
