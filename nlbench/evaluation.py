@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -257,11 +258,13 @@ def _evaluate(
     probe_options = resolve_settings(measures, settings).probes.items()
     stored = max(load_probe(name).stored_samples(options) for name, options in probe_options)
     samples = _read_samples(model, inputs, labels, stored)
-    arguments = measures, samples, settings, requested, output, monitor, errors
+    measure = partial(
+        _measure, model, name, measures, samples, settings, requested, output, monitor, errors
+    )
     is_divisible = _is_divisible(model, samples, output)
-    run = _measure(model, name, *arguments, is_divisible=is_divisible)
+    run = measure(is_divisible=is_divisible)
     if is_divisible and samples.stream is None and any(map(_depends_on_order, run.records)):
-        return _measure(model, name, *arguments, is_divisible=False)
+        return measure(is_divisible=False)
     return run
 
 

@@ -118,7 +118,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """Whether the value changed: ``yes``, ``no`` or ``unknown``, and how many places did."""
+        """Verdict on the change: ``yes``, ``no`` or ``unknown``, and how many places changed."""
         text = "yes" if self.is_significant else "no"
         if math.isnan(self.error) or math.isnan(self.change):
             text = "unknown"

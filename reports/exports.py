@@ -132,7 +132,7 @@ def latex_table(
 
 
 def _caption(rows: Sequence[Row], measures: Measures, ranks: bool, error: bool) -> str:
-    """Say what the arrows, ± and the brackets mean, and on how many samples values are."""
+    """Explain the arrows, ± and the brackets, and state the number of samples."""
     entries = [e for row in rows for e in row.entries.values() if e.status == "ok"]
     parts = ["Nonlinearity; arrows point to the more nonlinear end."]
     units = dict.fromkeys(e.over for e in entries if error and e.error > 0)

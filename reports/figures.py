@@ -65,7 +65,7 @@ _PANEL_WIDTH = 1.05  # inches of a measure's panel in a board, at least
 
 @dataclass(frozen=True)
 class FigureData:
-    """What figures are drawn from: a run's scores, and the chosen networks and measure.
+    """Data of figures: a run's scores, and the chosen networks and measure.
 
     Parameters
     ----------

@@ -321,7 +321,7 @@ def _network_title(row: Row) -> str:
 
 
 def named_runs(runs: Run | Sequence[Run]) -> list[NamedRun]:
-    """Give each run a name that is unique on the page."""
+    """Name each run uniquely on the page."""
     members: list[Run] = list(runs) if isinstance(runs, Sequence) else [runs]
     if not members:
         raise RequestError("no runs to report; expected at least one")

@@ -214,7 +214,7 @@ class Score(Estimate):
 
     @property
     def over(self) -> str:
-        """What the standard error is over, ``exact`` without one, empty if it is unknown."""
+        """Unit of the standard error, ``exact`` without one, empty if it is unknown."""
         is_known = bool(self.replicates) or self.unit == "exact"
         return self.unit if is_known and math.isfinite(self.value) else ""
 

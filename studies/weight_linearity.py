@@ -1,4 +1,4 @@
-"""Whether linearity in the weights explains the advantage of late linearisation."""
+"""Linearity in the weights as an explanation of the advantage of late linearisation."""
 
 from __future__ import annotations
 

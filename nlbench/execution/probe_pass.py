@@ -57,7 +57,7 @@ from nlbench.subjects.samples import HEAD_SAMPLES, DrawnBatches
 from nlbench.subjects.subject import Subject
 
 _FORWARD = "in _call_impl"
-"""What a traceback contains if an error was raised in the forward pass of a module."""
+"""Part of a traceback if an error was raised in the forward pass of a module."""
 _SINGLE_SAMPLE_ERROR = "Expected more than 1 value per channel when training"
 """PyTorch's message if batch norm has no statistics of its own and only one sample."""
 _SINGLE_SAMPLE_REASON = (

@@ -221,8 +221,8 @@ def _attributes(module: nn.Module, *, whole: bool = False) -> dict[str, tuple[An
 def _container_type(value: Any) -> Any:
     """Return the type whose methods read and change a container's items, None without one.
 
-    A subclass may refuse changes, convert items or report them to somebody. Its own methods are
-    therefore not used.
+    A subclass may refuse changes, convert items or report them. Its own methods are therefore not
+    used.
     """
     return next((kind for kind in _CONTAINERS if isinstance(value, kind)), None)
 

@@ -74,7 +74,7 @@ class SiteName:
 
     @property
     def where(self) -> str:
-        """Where a functional call stands, as ``net.py:11, after conv1``."""
+        """Position of a functional call in the source, as ``net.py:11, after conv1``."""
         if self.after is None or self.origin is None:
             return ""
         line = f"{Path(self.origin.file).name}:{self.origin.line}"

@@ -298,7 +298,7 @@ def _listed(names: list[str], most: int = 10) -> str:
 
 
 class _Process:
-    """What all threads share, restored by the outermost of nested contexts."""
+    """State that all threads share, restored by the outermost of nested contexts."""
 
     def __init__(self) -> None:
         self._is_watched = False

@@ -74,7 +74,7 @@ class Accumulator(ABC):
 
 
 class _SiteState:
-    """What a measure has added up at one site."""
+    """State of a measure at one site."""
 
     def __init__(self, measure: PooledMeasure) -> None:
         self.accumulator = measure.accumulator()
@@ -84,7 +84,7 @@ class _SiteState:
         self.missing: tuple[Status, str] | None = None
 
     def clear(self) -> None:
-        """Release what has been added up."""
+        """Release the state."""
         del self.accumulator
         self.replicates = None
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a claim about networks holds, and the number needed if there are too few."""
+    """Verdict on a claim about networks, and the number needed if there are too few."""
 
     agrees: bool | None
     needed: int = 0

@@ -19,7 +19,7 @@ DEGREES = (2, 3, 4, 5)
 
 @dataclass(frozen=True)
 class Draw:
-    """What the rule draws for one ladder.
+    """Draw of the rule for one ladder.
 
     Parameters
     ----------

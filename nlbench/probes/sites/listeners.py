@@ -51,7 +51,7 @@ _Rows = dict[str, tuple[Tensor, Tensor]]
 
 
 class Float64Comparison(NamedTuple):
-    """Where a float32 model differs from its float64 copy."""
+    """Sites at which a float32 model differs from its float64 copy."""
 
     # Float64 copy, to measure in place of the model; None if float32 is sufficient. Networks of
     # other types, and float32 networks in TF32 or under autocast, are measured as they are.

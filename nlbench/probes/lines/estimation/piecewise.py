@@ -79,7 +79,7 @@ class PiecewiseNetwork:
 
     @property
     def may_coincide(self) -> bool:
-        """Whether units that are not copies may cross at the same position.
+        """True if units that are not copies may cross at the same position.
 
         They do so after overlapping windows, and where units saturate or act as the identity. They
         don't in plain ReLU networks.

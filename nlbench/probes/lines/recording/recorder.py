@@ -104,7 +104,7 @@ def untraceable_reason(model: nn.Module, example: Tensor) -> str:
 
 
 _NO_GRADIENT = "does not require grad"
-"""What PyTorch's message contains if a gradient is computed in inference mode."""
+"""Part of PyTorch's message if a gradient is computed in inference mode."""
 
 
 def run_once(
