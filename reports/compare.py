@@ -541,7 +541,11 @@ def _explanations(
     first: Run, second: Run, pairs: Sequence[tuple[TableSubject, TableSubject]]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield the manifest entries that differ and can affect values."""
-    before, after = (_run_facts(run.manifest) for run in (first, second))
+    shared = {
+        kind: set(first.manifest.get(kind) or ()) & set(second.manifest.get(kind) or ())
+        for kind in ("probes", "measures")
+    }
+    before, after = (_run_facts(run.manifest, shared) for run in (first, second))
     for key in unique([*before, *after]):
         if before.get(key) != after.get(key):
             yield key, before.get(key, ""), after.get(key, "")
@@ -558,7 +562,13 @@ def _explanations(
         yield f"{prefix}{name}", old_text, new_text
 
 
-def _run_facts(manifest: Mapping[str, Any]) -> dict[str, str]:
+def _run_facts(manifest: Mapping[str, Any], shared: Mapping[str, set[str]]) -> dict[str, str]:
+    """Return a run's settings, of its probes and measures those that both runs have."""
+    kept = {
+        kind: {name: entry for name, entry in (manifest.get(kind) or {}).items() if name in names}
+        for kind, names in shared.items()
+    }
+    manifest = {**manifest, **kept}
     environment = flatten(manifest.get("environment") or {}, "environment.")
     return {name: str(value) for name, value in (*iter_settings(manifest), *environment)}
 

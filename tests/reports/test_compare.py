@@ -186,6 +186,14 @@ def test_what_could_explain_a_difference_is_named(before):
     }
 
 
+def test_options_of_one_run_only_explain_nothing(before):
+    probes = {**before.manifest["probes"], "planes": {"size": 100}}
+    parameters = {"name": "parameters", "version": "1", "options": {"base": 2}}
+    measures = {**before.manifest["measures"], "parameters": parameters}
+    after = Run({**before.manifest, "probes": probes, "measures": measures}, before.records)
+    assert compare_runs(before, after).explanations == ()
+
+
 @pytest.mark.parametrize(
     ("condition", "count"),
     [
