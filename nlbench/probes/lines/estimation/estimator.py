@@ -304,74 +304,7 @@ def _estimate(
         start, end = (x.to(evaluator.dtype) for x in segment)
         rounding = evaluator.piecewise.measure_rounding(torch.lerp(start, end, 0.5)[None])
         states.append(_SegmentState(evaluator, (start, end), rounding))
-    active = list(states)
-    tolerance = options.tolerance
-    group = GridGroup(
-        evaluator,
-        [state.segment for state in states],
-        [state.rounding for state in states],
-        functools.partial(evaluator_in, torch.float64),
-    )
-    group.begin()
-    kinds = {type(pieces) for pieces in evaluator.piecewise.pieces.values()}
-    paired_fraction = RANKED_FRACTION if Ranks in kinds else PAIRED_FRACTION
-    is_single = evaluator.dtype == torch.float32
-    miscounted = MISCOUNTED_CROSSINGS if is_single or MaxGroups in kinds else 0.0
-    while active:
-        group.halve()
-        is_last = 2 * group.steps + 1 + CHECK_PLACES > options.evaluations or (
-            2 * group.pattern_bytes * 2 > evaluator.budget / 2
-        )
-        if group.steps == COST_PROBE_STEPS and is_last and options.counts:
-            _exclude_copies(group, active)
-        if group.steps == COST_PROBE_STEPS and not options.counts:
-            is_last = True
-        estimates = _estimate_crossings(group, miscounted, paired_fraction)
-        doubtful = []
-        for i, count in enumerate(group.doubtful.tolist() if group.steps >= MIN_STEPS else ()):
-            if count > 0 and (is_last or estimates[i].is_resolved(tolerance, count)):
-                doubtful.append(i)
-        if doubtful:
-            group.look_again(doubtful)
-            estimates = _estimate_crossings(group, miscounted, paired_fraction)
-            for i in doubtful:
-                # Single precision can't tell if members of a window are equal at a node.
-                is_known = estimates[i].is_resolved(tolerance)
-                if options.may_be_imprecise and group.doubtful[i] and not is_known:
-                    active[i].has_ties = True
-                    active[i].extra_evaluations += group.steps - COST_PROBE_STEPS
-        unfinished = []
-        for i, state in enumerate(active):
-            state.extra_evaluations += int(group.evaluated_again[i])
-            state.crossings = estimates[i]
-            state.values = group.values[i]
-            if state.has_ties or (
-                group.steps == COST_PROBE_STEPS and _needs_other_method(state, options)
-            ):
-                continue
-            is_known = state.crossings.is_resolved(tolerance) and (
-                group.steps >= PAIR_SEARCH_STEPS or state.crossings.is_settled(tolerance)
-            )
-            if group.steps < MIN_STEPS or not (is_known or is_last):
-                unfinished.append(i)
-        if not unfinished or is_last:
-            break
-        if len(unfinished) < len(active):
-            group.select(unfinished)
-        active = [active[i] for i in unfinished]
-        if group.steps == COST_PROBE_STEPS:
-            if options.expects_ties and options.may_be_imprecise:
-                for state in active:
-                    state.has_ties = True
-                break
-            _exclude_copies(group, active)
-            if evaluator.piecewise.may_coincide:
-                unfinished = _compare_crossings(group, active, options)
-                if not unfinished:
-                    break
-                if len(unfinished) < len(active):
-                    group.select(unfinished)
-                    active = [active[i] for i in unfinished]
+    _Count(evaluator, evaluator_in, states, options).run()
     if not options.counts:
         for state in states:
             state.crossings = None
@@ -381,38 +314,143 @@ def _estimate(
     return states
 
 
-def _estimate_crossings(
-    group: GridGroup, miscounted: float, paired_fraction: float
-) -> list[CrossingEstimate]:
-    # Counting requires no other transfer from the device.
-    counts, undecided = group.counts()
-    return [
-        CrossingEstimate.of(counts[:, i], undecided[i], miscounted, repeated, paired_fraction)
-        for i, repeated in enumerate(group.doubtful.tolist())
-    ]
+class _Count:
+    """Counts crossings on grids that are halved until the counts are known.
 
-
-def _exclude_copies(group: GridGroup, states: Sequence[_SegmentState]) -> None:
-    group.exclude_copies()
-    for state in states:
-        # Both ends are evaluated again in double precision.
-        ends = 0 if state.evaluator.dtype == torch.float64 else 2
-        state.extra_evaluations += len(COMPARED_STEPS) + ends
-
-
-def _compare_crossings(
-    group: GridGroup, states: Sequence[_SegmentState], options: _EstimateOptions
-) -> list[int]:
-    """Start comparing crossings.
-
-    Return the segments that don't need double precision.
+    `_active` are the segments that need finer grids, in the order of the group.
     """
-    have_ties = group.compare_crossings()
-    for state, has_ties in zip(states, have_ties, strict=True):
-        state.extra_evaluations += group.steps + 1
-        # The comparison requires positions that single precision can't resolve.
-        state.has_ties = has_ties and options.may_be_imprecise
-    return [i for i, state in enumerate(states) if not state.has_ties]
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        evaluator_in: Callable[[torch.dtype], Evaluator],
+        states: Sequence[_SegmentState],
+        options: _EstimateOptions,
+    ) -> None:
+        self._evaluator = evaluator
+        self._options = options
+        self._active = list(states)
+        self._group = GridGroup(
+            evaluator,
+            [state.segment for state in states],
+            [state.rounding for state in states],
+            functools.partial(evaluator_in, torch.float64),
+        )
+        kinds = {type(pieces) for pieces in evaluator.piecewise.pieces.values()}
+        self._paired_fraction = RANKED_FRACTION if Ranks in kinds else PAIRED_FRACTION
+        is_single = evaluator.dtype == torch.float32
+        self._miscounted = MISCOUNTED_CROSSINGS if is_single or MaxGroups in kinds else 0.0
+
+    def run(self) -> None:
+        """Halve the grids until each segment's count is known or needs another method."""
+        self._group.begin()
+        while self._active:
+            self._group.halve()
+            is_probe = self._group.steps == COST_PROBE_STEPS
+            is_last = self._is_finest()
+            if is_probe and is_last and self._options.counts:
+                self._exclude_copies()
+            is_last = is_last or (is_probe and not self._options.counts)
+            self._update(is_last)
+            unfinished = [
+                i for i, state in enumerate(self._active) if not self._is_finished(state, is_last)
+            ]
+            if is_last:
+                return
+            self._keep(unfinished)
+            if is_probe and self._active:
+                self._prepare_fine_grids()
+
+    def _is_finest(self) -> bool:
+        """Return True if the limits on evaluations and memory exclude finer grids."""
+        group = self._group
+        if 2 * group.steps + 1 + CHECK_PLACES > self._options.evaluations:
+            return True
+        return 2 * group.pattern_bytes * 2 > self._evaluator.budget / 2
+
+    def _update(self, is_last: bool) -> None:
+        """Estimate the crossings on the current grid, and evaluate doubtful ones again."""
+        group = self._group
+        estimates = self._estimate_crossings()
+        doubtful = self._doubtful_segments(estimates, is_last)
+        if doubtful:
+            group.look_again(doubtful)
+            estimates = self._estimate_crossings()
+        for i in doubtful:
+            # Single precision can't tell if members of a window are equal at a node.
+            is_known = estimates[i].is_resolved(self._options.tolerance)
+            if self._options.may_be_imprecise and group.doubtful[i] and not is_known:
+                self._active[i].has_ties = True
+                self._active[i].extra_evaluations += group.steps - COST_PROBE_STEPS
+        for i, state in enumerate(self._active):
+            state.extra_evaluations += int(group.evaluated_again[i])
+            state.crossings = estimates[i]
+            state.values = group.values[i]
+
+    def _estimate_crossings(self) -> list[CrossingEstimate]:
+        # Counting requires no other transfer from the device.
+        counts, undecided = self._group.counts()
+        return [
+            CrossingEstimate.of(
+                counts[:, i], undecided[i], self._miscounted, repeated, self._paired_fraction
+            )
+            for i, repeated in enumerate(self._group.doubtful.tolist())
+        ]
+
+    def _doubtful_segments(self, estimates: Sequence[CrossingEstimate], is_last: bool) -> list[int]:
+        """Return the segments whose doubtful crossings decide whether the count is known."""
+        if self._group.steps < MIN_STEPS:
+            return []
+        doubtful = []
+        for i, count in enumerate(self._group.doubtful.tolist()):
+            if count > 0 and (is_last or estimates[i].is_resolved(self._options.tolerance, count)):
+                doubtful.append(i)
+        return doubtful
+
+    def _is_finished(self, state: _SegmentState, is_last: bool) -> bool:
+        """Return True if a segment needs no finer grid, or another method."""
+        assert state.crossings is not None
+        steps = self._group.steps
+        if state.has_ties:
+            return True
+        if steps == COST_PROBE_STEPS and _needs_other_method(state, self._options):
+            return True
+        if steps < MIN_STEPS:
+            return False
+        tolerance = self._options.tolerance
+        is_settled = steps >= PAIR_SEARCH_STEPS or state.crossings.is_settled(tolerance)
+        return is_last or (is_settled and state.crossings.is_resolved(tolerance))
+
+    def _keep(self, indices: Sequence[int]) -> None:
+        """Keep some of the active segments."""
+        if 0 < len(indices) < len(self._active):
+            self._group.select(indices)
+        self._active = [self._active[i] for i in indices]
+
+    def _prepare_fine_grids(self) -> None:
+        """Exclude copies, and mark segments with coincident crossings."""
+        options = self._options
+        if options.expects_ties and options.may_be_imprecise:
+            for state in self._active:
+                state.has_ties = True
+            self._active = []
+            return
+        self._exclude_copies()
+        if not self._evaluator.piecewise.may_coincide:
+            return
+        have_ties = self._group.compare_crossings()
+        for state, has_ties in zip(self._active, have_ties, strict=True):
+            state.extra_evaluations += self._group.steps + 1
+            # The comparison requires positions that single precision can't resolve.
+            state.has_ties = has_ties and options.may_be_imprecise
+        self._keep([i for i, state in enumerate(self._active) if not state.has_ties])
+
+    def _exclude_copies(self) -> None:
+        self._group.exclude_copies()
+        # Both ends are evaluated again in double precision.
+        ends = 0 if self._evaluator.dtype == torch.float64 else 2
+        for state in self._active:
+            state.extra_evaluations += len(COMPARED_STEPS) + ends
 
 
 def _needs_other_method(state: _SegmentState, options: _EstimateOptions) -> bool:
