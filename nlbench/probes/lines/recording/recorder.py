@@ -169,6 +169,23 @@ class _StorageLayout:
         return positions.as_strided(self.shape, self.stride, self.offset).flatten()
 
 
+@dataclass(frozen=True)
+class _Operation:
+    """A dispatched operation, with the tensors into which it writes."""
+
+    function: Any
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    written: Sequence[Tensor] = ()
+
+    def run(self) -> Any:
+        return self.function(*self.args, **self.kwargs)
+
+    def tensors(self) -> list[Tensor]:
+        return [a for a in tree_iter((self.args, self.kwargs)) if isinstance(a, Tensor)]
+
+
 class Recorder(DispatchMode):
     """Recorder of the operations that are dispatched while a network runs on one input.
 
@@ -247,38 +264,30 @@ class Recorder(DispatchMode):
     ) -> Any:
         args, kwargs = positional(func, tuple(args), kwargs or {})
         written = written_in(func, args, kwargs)
-        name = qualified_name(func)
+        operation = _Operation(func, qualified_name(func), args, kwargs, written)
         depth = len(self._composites)
         try:
-            return self._record(func, name, args, kwargs, written)
+            return self._record(operation)
         except UnsupportedOperation as error:
             del self._composites[depth:]
-            return self._run_refused(error, func, name, args, kwargs, written)
+            return self._run_refused(operation, error)
 
-    def _run_refused(
-        self,
-        error: UnsupportedOperation,
-        func: Any,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        written: Sequence[Tensor],
-    ) -> Any:
+    def _run_refused(self, operation: _Operation, error: UnsupportedOperation) -> Any:
         """Run an operation that can't be traced, unless its result decides what runs later.
 
         The network may only store the result, as it does with statistics of its activations.
         """
-        reads_values = known(name).takes in ("number", "truth", "values")
-        if reads_values or _READING_TAGS.intersection(func.tags):
+        if _reads_values(operation.name) or _READING_TAGS.intersection(operation.function.tags):
             raise error
-        if any(get_memory_key(tensor) in self._constants for tensor in written):
+        memory = {get_memory_key(tensor) for tensor in operation.written}
+        if memory & self._constants:
             raise error
-        result = func(*args, **kwargs)
+        result = operation.run()
         for tensor in tree_iter(result):
             if not isinstance(tensor, Tensor):
                 raise error
             self._refused[tensor] = error
-        self._refused_memory |= {get_memory_key(tensor): error for tensor in written}
+        self._refused_memory |= dict.fromkeys(memory, error)
         return result
 
     def _check_refused(self, tensors: Sequence[Tensor]) -> None:
@@ -290,9 +299,8 @@ class Recorder(DispatchMode):
 
     def record_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of a registered autograd function as one operation."""
-        name = qualified_name(func)
         with modes_disabled():
-            return self._record(func, name, args, kwargs, [])
+            return self._record(_Operation(func, qualified_name(func), args, kwargs))
 
     def refuse_reading(self, name: str, args: Sequence[Any]) -> None:
         """Raise on access to the memory of a tensor that depends on the input."""
@@ -305,81 +313,89 @@ class Recorder(DispatchMode):
     def _is_traced(self, tensor: Tensor) -> bool:
         return tensor in self._values or tensor in self._transposed
 
-    def _record(
-        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], written: Any
-    ) -> Any:
-        tensors = [a for a in tree_iter((args, kwargs)) if isinstance(a, Tensor)]
+    def _record(self, operation: _Operation) -> Any:
+        """Run an operation, and record it if it depends on the input."""
+        name = operation.name
+        tensors = operation.tensors()
         self._check_refused(tensors)
         for tensor in tensors:
             self._refresh(tensor, name)
-        traced = list({id(a): a for a in tensors if self._is_traced(a)}.values())
-        constants = {get_memory_key(a) for a in tensors if not self._is_traced(a)}
         if any(a in self._indices for a in tensors):
             raise self._refusal(name, "it uses the positions of maxima")
+        traced = list({id(a): a for a in tensors if self._is_traced(a)}.values())
         if not traced:
-            if any(get_memory_key(a) in self._constants for a in written):
-                raise self._refusal(name, "it changes a constant that was read before")
-            result = func(*args, **kwargs)
-            for tensor in written:
-                if self._writes.has_writes(tensor):
-                    self._log_write(tensor, None)
-            return result
+            return self._run_constant(operation)
+        self._check_inputs(name, tensors, traced)
+        numbers = {id(a): Input(i) for i, a in enumerate(traced)}
+        spec, spec_kwargs = tree_map(
+            lambda a: numbers.get(id(a), a), (operation.args, operation.kwargs)
+        )
+        if _ignores_values(name, spec):
+            return operation.run()
+        if _is_transposition(operation):
+            return self._transpose(operation)
+        is_transposed = any(a in self._transposed for a in traced)
+        if is_transposed and (operation.written or any(a in self._values for a in traced)):
+            raise self._refusal(name, _MOVES_SAMPLES)
+        folded = [a in self._folded for a in traced]
+        if not operation.written and not is_transposed and may_permute(name):
+            result = self._permute(operation, folded[0])
+            if result is not None:
+                return result
+        if any(folded) and not all(folded):
+            raise self._refusal(name, _MOVES_SAMPLES)
+        if name in ("copy", "fill", "zero") and operation.written:
+            return self._copy(operation, spec, traced)
+        if _clamps_to_tensors(operation):
+            return self._decompose(operation, partial(_clamp, name), operation.written)
+        if not known(name).traced:
+            return self._decompose(operation, operation.function.decompose)
+        constants = {get_memory_key(a) for a in tensors if not self._is_traced(a)}
+        call = RecordedCall(name, operation.function, spec, spec_kwargs, (), ())
+        if is_transposed:
+            self._constants |= constants
+            return self._record_transposed(operation, call, traced)
+        if operation.written:
+            call = self._without_write(operation, call)
+        shapes = tuple((*(1,) * any(folded), *a.shape) for a in traced)
+        result = operation.run()
+        self._constants |= constants
+        self._add(replace(call, shapes=shapes), traced, result, operation.written)
+        return result
+
+    def _run_constant(self, operation: _Operation) -> Any:
+        """Run an operation that doesn't depend on the input."""
+        if any(get_memory_key(a) in self._constants for a in operation.written):
+            raise self._refusal(operation.name, "it changes a constant that was read before")
+        result = operation.run()
+        for tensor in operation.written:
+            if self._writes.has_writes(tensor):
+                self._log_write(tensor, None)
+        return result
+
+    def _check_inputs(self, name: str, tensors: list[Tensor], traced: list[Tensor]) -> None:
+        """Raise if an operation can't be recorded with its tensors."""
         if any(a.layout in SPARSE_LAYOUTS for a in tensors):
             raise self._refusal(name, "it reads a sparse tensor")
-        if known(name).takes in ("number", "truth", "values"):
+        if _reads_values(name):
             raise self._refusal(name, "the computation depends on the values of the input")
         if not all(a.numel() for a in traced):
             raise self._refusal(name, "it takes a tensor without entries")
-        numbers = {id(a): Input(i) for i, a in enumerate(traced)}
-        spec, spec_kwargs = tree_map(lambda a: numbers.get(id(a), a), (args, kwargs))
-        if _ignores_values(name, spec):
-            return func(*args, **kwargs)
-        if not written and is_transposition(func, name, args, kwargs):
-            return self._transpose(func, args, kwargs)
-        is_transposed = any(a in self._transposed for a in traced)
-        if is_transposed and (written or any(a in self._values for a in traced)):
-            raise self._refusal(name, _MOVES_SAMPLES)
-        folded = [a in self._folded for a in traced]
-        if not written and not is_transposed and may_permute(name):
-            result = func(*args, **kwargs)
-            if folded[0] or not _is_one_sample(result):
-                positions = permutation(func, args, kwargs)
-                if positions is not None:
-                    return self._permute(name, self._values[args[0]], positions, result)
-            del result
-        if any(folded) and not all(folded):
-            raise self._refusal(name, _MOVES_SAMPLES)
-        if name in ("copy", "fill", "zero") and written:
-            return self._copy(func, args, spec, traced)
-        has_tensors = any(isinstance(a, Tensor) for a in (*args[1:], *kwargs.values()))
-        if name in _CLAMPS and "out" not in kwargs and has_tensors:
-            return self._decompose(partial(_clamp, name), name, args, kwargs, written)
-        if not known(name).traced:
-            return self._decompose(func.decompose, name, args, kwargs)
-        if is_transposed:
-            self._constants |= constants
-            call = RecordedCall(name, func, spec, spec_kwargs, (), ())
-            return self._record_transposed(call, traced, args, kwargs)
-        function = func
-        if written:
-            if len(written) != 1 or written[0] is not args[0]:
-                raise self._refusal(name, "it writes into a given tensor")
-            # The result overwrites the first argument, so a constant is copied.
-            first = spec[0].clone() if isinstance(spec[0], Tensor) else spec[0]
-            spec = (first, *spec[1:])
-            function = out_of_place(func, name)
-        shapes = tuple((*(1,) * any(folded), *a.shape) for a in traced)
-        result = func(*args, **kwargs)
-        self._constants |= constants
-        self._add(
-            RecordedCall(name, function, spec, spec_kwargs, shapes, ()), traced, result, written
-        )
-        return result
 
-    def _transpose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _without_write(self, operation: _Operation, call: RecordedCall) -> RecordedCall:
+        """Return the call that returns what an operation in place writes."""
+        written = operation.written
+        if len(written) != 1 or written[0] is not operation.args[0]:
+            raise self._refusal(operation.name, "it writes into a given tensor")
+        # The result overwrites the first argument, so a constant is copied.
+        first = call.args[0].clone() if isinstance(call.args[0], Tensor) else call.args[0]
+        function = out_of_place(operation.function, operation.name)
+        return replace(call, function=function, args=(first, *call.args[1:]))
+
+    def _transpose(self, operation: _Operation) -> Any:
         """Transpose a value without adding a step: the result refers to the same value."""
-        source = args[0]
-        result = func(*args, **kwargs)
+        source = operation.args[0]
+        result = operation.run()
         if source in self._transposed:
             self._bind(result, self._transposed[source])
         else:
@@ -387,26 +403,33 @@ class Recorder(DispatchMode):
             self._writes.bind(result)
         return result
 
-    def _permute(self, name: str, source: int, positions: Tensor, result: Tensor) -> Any:
-        """Record a call that moves the elements of a tensor, also to or from its first axis."""
-        is_folded = not _is_one_sample(result)
-        shape = tuple(result.shape)[0 if is_folded else 1 :]
-        self._add_step(name, [source], permuting_rule(positions, shape), result, is_folded)
+    def _permute(self, operation: _Operation, is_folded: bool) -> Any:
+        """Record a call that moves the elements of a tensor, also to or from its first axis.
+
+        Return None if it doesn't.
+        """
+        result = operation.run()
+        is_result_folded = not _is_one_sample(result)
+        if not (is_folded or is_result_folded):
+            return None
+        positions = permutation(operation.function, operation.args, operation.kwargs)
+        if positions is None:
+            return None
+        shape = tuple(result.shape)[0 if is_result_folded else 1 :]
+        source = self._values[operation.args[0]]
+        rule = permuting_rule(positions, shape)
+        self._add_step(operation.name, [source], rule, result, is_result_folded)
         return result
 
     def _record_transposed(
-        self,
-        call: RecordedCall,
-        traced: list[Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, operation: _Operation, call: RecordedCall, traced: list[Tensor]
     ) -> Any:
         """Record a call on transposed tensors as the same call on values with samples first."""
         try:
             spec, spec_kwargs = move_samples_first(call.name, call.args, call.kwargs)
         except NotAffine as error:
             raise self._refusal(call.name, str(error)) from None
-        result = call.function(*args, **kwargs)
+        result = operation.run()
         if result not in self._transposed:
             value = result.mT
             shapes = tuple((1, *self._find_shape(self._transposed[a])) for a in traced)
@@ -417,21 +440,16 @@ class Recorder(DispatchMode):
         return result
 
     def _decompose(
-        self,
-        parts: Callable[..., Any],
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        written: Sequence[Tensor] = (),
+        self, operation: _Operation, parts: Callable[..., Any], written: Sequence[Tensor] = ()
     ) -> Any:
         """Record the parts of an operation that has no rule."""
-        self._composites.append(name)
+        self._composites.append(operation.name)
         with self:
-            result = parts(*args, **kwargs)
+            result = parts(*operation.args, **operation.kwargs)
             for tensor in written:
                 result = tensor.copy_(result)
         if result is NotImplemented:
-            raise self._refusal(name, self._why_not(name))
+            raise self._refusal(operation.name, self._why_not(operation.name))
         self._composites.pop()
         return result
 
@@ -448,7 +466,7 @@ class Recorder(DispatchMode):
         return f"it is not known; register it with nlbench.register_op{missing}"
 
     def _add(
-        self, call: RecordedCall, traced: list[Tensor], result: Any, written: list[Tensor]
+        self, call: RecordedCall, traced: list[Tensor], result: Any, written: Sequence[Tensor]
     ) -> None:
         inputs = [(self._values if a in self._values else self._transposed)[a] for a in traced]
         is_folded = traced[0] in self._folded
@@ -494,11 +512,11 @@ class Recorder(DispatchMode):
         self._values[tensor] = value
         self._writes.bind(tensor)
 
-    def _copy(self, func: Any, args: tuple[Any, ...], spec: Sequence[Any], traced: Any) -> Any:
+    def _copy(self, operation: _Operation, spec: Sequence[Any], traced: Sequence[Tensor]) -> Any:
         """Record an assignment to a tensor or to a slice of one."""
-        target = args[0]
+        target = operation.args[0]
         source = spec[1] if len(spec) > 1 else None
-        result = func(*args)
+        result = operation.function(*operation.args)
         shape = tuple(target.shape)
         if target.dtype != self._dtype or not shape or shape[0] != 1:
             raise self._refusal("copy", "it writes into a tensor of a different kind or shape")
@@ -580,7 +598,18 @@ def _is_one_sample(tensor: Any) -> bool:
     return not isinstance(tensor, Tensor) or (tensor.ndim > 0 and len(tensor) == 1)
 
 
+def _reads_values(name: str) -> bool:
+    """Return True if an operation's result is not a tensor that depends on the input."""
+    return known(name).takes in ("number", "truth", "values")
+
+
 _CLAMPS = ("clamp", "clip", "clamp_min", "clamp_max")
+
+
+def _clamps_to_tensors(operation: _Operation) -> bool:
+    bounds = (*operation.args[1:], *operation.kwargs.values())
+    has_tensors = any(isinstance(bound, Tensor) for bound in bounds)
+    return operation.name in _CLAMPS and "out" not in operation.kwargs and has_tensors
 
 
 def _clamp(name: str, x: Any, *bounds: Any, **named: Any) -> Any:
@@ -637,19 +666,13 @@ _TRANSPOSING = (
 )  # fmt: skip
 
 
-def is_transposition(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return True if a call transposes a matrix.
-
-    Examples
-    --------
-    >>> x = torch.zeros(1, 3)
-    >>> [is_transposition(torch.permute, "permute", (x, order), {}) for order in ((1, 0), (0, 1))]
-    [True, False]
-    """
-    if name not in _TRANSPOSING or not args or args[0].ndim != 2:
+def _is_transposition(operation: _Operation) -> bool:
+    """Return True if a call transposes a matrix."""
+    args = operation.args
+    if operation.written or operation.name not in _TRANSPOSING or not args or args[0].ndim != 2:
         return False
     matrix = torch.arange(6).reshape(2, 3)
-    return torch.equal(func(matrix, *args[1:], **kwargs), matrix.mT)
+    return torch.equal(operation.function(matrix, *args[1:], **operation.kwargs), matrix.mT)
 
 
 def move_samples_first(
