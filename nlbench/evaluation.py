@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,8 +20,8 @@ from torch.utils.data import Dataset as TorchDataset
 from nlbench.errors import RequestError, first_line, nearest, shorten
 from nlbench.execution.machine import describe_machine
 from nlbench.execution.unit_runner import measure_subject
-from nlbench.introspection.batch_independence import DEPENDS_ON_ORDER
-from nlbench.introspection.model_output import validated_outputs
+from nlbench.introspection.batch_independence import depends_on_order, spread
+from nlbench.introspection.model_output import output_rows
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes, refuse_lazy
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.introspection.pytree import object_parts
@@ -39,7 +40,7 @@ from nlbench.serialization.fields import to_plain
 from nlbench.serialization.hashing import content_key, state_hash, tensor_hash
 from nlbench.settings import resolve_settings
 from nlbench.store.manifest import Manifest, make_manifest
-from nlbench.store.record import Record, RecordedMeasure, RecordedProbe
+from nlbench.store.record import RecordedMeasure, RecordedProbe
 from nlbench.store.run import Run
 from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.inputs import (
@@ -225,6 +226,7 @@ def compare_weights(
     ):
         samples = _read_samples(network, inputs, _as_labels(labels), MAX_SAMPLES)
         is_divisible = _is_divisible(network, samples, output)
+        is_divisible = is_divisible and not _is_ordered(network, samples, output)
         if is_divisible:
             samples = samples.shuffle_rows()
         count = None if is_divisible else len(samples.inputs)
@@ -263,13 +265,10 @@ def _evaluate(
     )
     is_divisible = _is_divisible(model, samples, output)
     run = measure(is_divisible=is_divisible)
-    if is_divisible and samples.stream is None and any(map(_depends_on_order, run.records)):
+    is_measured = all(record.result.status == "ok" for record in run.records)
+    if is_divisible and not is_measured and _is_ordered(model, samples, output):
         return measure(is_divisible=False)
     return run
-
-
-def _depends_on_order(record: Record) -> bool:
-    return DEPENDS_ON_ORDER in record.result.reason
 
 
 def _measure(
@@ -438,21 +437,38 @@ def _is_divisible(model: nn.Module, samples: _Samples, output: OutputChoice) -> 
     layout = samples.arguments
     if not layout.whole_tensors:
         return layout.list_parts < 2  # A detector pads images of different sizes together.
-    device = next((p.device for p in model.parameters()), samples.inputs.device)
     count = len(samples.inputs)
     parts = [slice(count // 2), slice(count // 2, count), slice(count - 1, count)]
-
-    def run(inputs: Tensor) -> Tensor:
-        with single_tensor_call(model, layout, output=output), evaluation_mode(model):
-            return validated_outputs(model(inputs.to(device)), len(inputs))
-
     try:
-        with preserve_attributes(model), preserve_rng_state(device):
+        with _running(model, samples, output) as run:
             whole = run(samples.inputs)
             pairs = [(run(samples.inputs[part]), whole[part]) for part in parts]
     except Exception:  # For example, an edge of a graph may lead to a node that is left out.
         return False
     return all(torch.allclose(alone, together, 1e-4, 1e-6) for alone, together in pairs)
+
+
+def _is_ordered(model: nn.Module, samples: _Samples, output: OutputChoice) -> bool:
+    """Return True if a model only runs on all samples at once, and their order matters."""
+    if samples.stream is not None:
+        return False
+    with _running(model, samples, output) as run:
+        return depends_on_order(run, spread(samples.inputs), lambda: samples.inputs)
+
+
+@contextmanager
+def _running(
+    model: nn.Module, samples: _Samples, output: OutputChoice
+) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Yield the model as a function of some of the samples, which leaves no mark."""
+    device = next((p.device for p in model.parameters()), samples.inputs.device)
+
+    def run(inputs: Tensor) -> Tensor:
+        with single_tensor_call(model, samples.arguments, output=output), evaluation_mode(model):
+            return output_rows(model(inputs.to(device)), len(inputs))
+
+    with torch.no_grad(), preserve_attributes(model), preserve_rng_state(device):
+        yield run
 
 
 def _collate(items: list[Any]) -> Any:

@@ -382,6 +382,24 @@ def test_related_samples_keep_their_order(kind, inputs, means):
     assert deviation.status == "undefined"
 
 
+@pytest.mark.parametrize(("kind", "inputs", "means"), RELATED.values(), ids=RELATED)
+def test_weight_linearity_keeps_related_samples(kind, inputs, means):
+    def compared(kind, inputs):
+        checkpoints = {"first": seeded(kind), "second": perturbed(seeded(kind))}
+        run = nlbench.evaluate(checkpoints, inputs, ["r2"])
+        return run.weight_linearity(directions=8)["value"].item()
+
+    assert compared(kind, inputs) == pytest.approx(compared(Plain, means), rel=1e-6)
+
+
+def perturbed(model):
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
 def test_related_samples_of_loaders_are_undefined():
     for inputs in ([data()], torch.utils.data.DataLoader(data(), batch_size=16)):
         run = nlbench.evaluate(seeded(OwnAdjacency), inputs, ["affinity"])
