@@ -295,6 +295,8 @@ def _as_inputs(array: Any, name: str) -> tuple[Any, str]:
     import numpy as np
     import torch
 
+    from nlbench.subjects.own_data import check_dense
+
     if isinstance(array, np.ndarray):
         if array.dtype.kind not in "iufb" or (array.dtype.kind == "u" and array.itemsize > 1):
             raise RequestError(
@@ -303,6 +305,7 @@ def _as_inputs(array: Any, name: str) -> tuple[Any, str]:
         array = array.astype(array.dtype.newbyteorder("="))
         array = torch.from_numpy(np.ascontiguousarray(array))
     tensor: torch.Tensor = array
+    check_dense(name, tensor)
     is_bytes = tensor.dtype == torch.uint8
     if tensor.dtype in (torch.float16, torch.bfloat16, torch.bool):
         tensor = tensor.float()

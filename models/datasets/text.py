@@ -78,8 +78,8 @@ class Text(Family):
 
 
 def file_states(files: Sequence[Path]) -> str:
-    """Return a hash of the names, sizes and modification times of files."""
-    states = {str(file): file.stat() for file in files}
+    """Return a hash of the names, sizes and modification times of files, and of dead links."""
+    states = {str(file): file.stat() if file.exists() else file.lstat() for file in files}
     return content_key({name: (s.st_size, s.st_mtime_ns) for name, s in states.items()})
 
 

@@ -221,6 +221,8 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
 
     The model is run only to calibrate batch-norm statistics.
     """
+    import torch
+
     from nlbench.introspection.model_state import batch_norm_layers
 
     from .inputs import OutputChoice
@@ -233,7 +235,11 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     model, metadata = source.build()
     _, output = split_output(dict(spec.arguments), source.info)
     dataset = bind_arguments(dataset, model)
-    model.register_forward_hook(OutputChoice(output_function(output) or output if output else ""))
+    choice = OutputChoice(output_function(output) or output if output else "")
+    if not isinstance(model, torch.jit.ScriptModule):
+        model.register_forward_hook(choice)
+    elif output:
+        raise RequestError("model.output: a scripted model takes no hooks; use its Python module")
     model.to(device).eval()
     sample, stream = draw(dataset, spec.samples, split=spec.split, seed=spec.seed, model=model)
     images = sample.images if len(dataset.shape) == 3 and sample.images.ndim == 4 else None

@@ -390,7 +390,9 @@ def _kind(parameter: inspect.Parameter | None) -> Any:
         is_typed = isinstance(default, str | Enum) or is_dataclass(default)
         return type(default) if is_typed else None
     names = {plain.__name__: plain for plain in _PLAIN}
-    return names.get(kind) if isinstance(kind, str) else kind
+    kind = names.get(kind) if isinstance(kind, str) else kind
+    # An argument whose default is None takes None, whatever its annotation says.
+    return kind if default is not None or kind is None else kind | None
 
 
 _PLAIN = (int, float, bool, str)

@@ -237,8 +237,19 @@ def _tensor(label: str, value: Any) -> Tensor:
         kind = type(value).__name__
         hint = "; use transforms.ToTensor()" if hasattr(value, "convert") else ""
         raise RequestError(f"{label} yields inputs of type {kind}, expected tensors{hint}")
+    check_dense(label, value)
     tensor = value.detach().cpu()
     return tensor.float() if tensor.dtype == torch.float64 else tensor
+
+
+def check_dense(label: str, tensor: Tensor) -> None:
+    """Raise unless a tensor is dense, not quantised, and has values."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise RequestError(f"{label} has a sparse or nested tensor, expected a dense one")
+    if tensor.is_quantized:
+        raise RequestError(f"{label} has a quantised tensor, expected numbers; use dequantize()")
+    if tensor.is_meta:
+        raise RequestError(f"{label} has a tensor on the meta device, without values")
 
 
 def _rows(label: str, inputs: Any, labels: Any) -> tuple[Tensor, Tensor | None]:

@@ -403,4 +403,7 @@ def _option(argument: ast.arg, default: ast.expr | None) -> Option:
     kind = _KINDS.get(named) or ("" if annotation else _KINDS.get(type(value).__name__))
     if not kind and annotation and re.search(r"\bstr\b", ast.unparse(annotation)):
         kind = "text"  # Text such as 007 is no number.
+    is_none = isinstance(default, ast.Constant) and default.value is None
+    if is_none and kind != "text":
+        kind = "literal"  # It takes None, whatever its annotation says.
     return Option(value, kind=kind or "literal")

@@ -169,6 +169,8 @@ def test_text_is_cut_into_windows(folder, name):
         ("gap.csv", {}, "row 2 of the column 'b' is empty"),
         ("broken.parquet", {}, "can't read broken.parquet"),
         ("state.pt", {}, "expected x"),
+        ("sparse.pt", {}, "sparse.pt has a sparse or nested tensor"),
+        ("quantised.pt", {}, "quantised.pt has a quantised tensor"),
     ],
 )
 def test_unusable_paths_are_one_line(folder, name, options, message):
@@ -186,6 +188,9 @@ def test_unusable_paths_are_one_line(folder, name, options, message):
     np.save(folder / "nan.npy", np.full((3, 2), np.nan))
     np.savez(folder / "names.npz", a=ROWS, b=ROWS)
     torch.save({"weight": torch.zeros(2), "bias": torch.zeros(2)}, folder / "state.pt")
+    rows = torch.from_numpy(ROWS).float()
+    torch.save(rows.to_sparse(), folder / "sparse.pt")
+    torch.save(torch.quantize_per_tensor(rows, 0.1, 0, torch.qint8), folder / "quantised.pt")
     with pytest.raises(RequestError, match=message) as caught:
         load_dataset(name, options).sample(2)
     assert "\n" not in str(caught.value)
@@ -199,3 +204,12 @@ def test_the_fingerprint_changes_with_a_file(folder):
         before = fingerprint()
         (folder / file).write_bytes((folder / file).read_bytes() + b" ")
         assert fingerprint() != before
+
+
+def test_dead_links_to_images_are_named(folder):
+    draw_image(folder / "imgs" / "1.png")
+    (folder / "imgs" / "notes").symlink_to("nowhere")
+    (folder / "imgs" / "2.png").symlink_to("nowhere.png")
+    assert dataset_info(registry.load("datasets", "./imgs")).fingerprint()
+    with pytest.raises(RequestError, match=r"2\.png"):
+        load_dataset("./imgs").sample(None)

@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -201,7 +202,7 @@ class Net(nn.Linear):
     def __init__(
         self, first=1, /, kind: Kind = Kind.RELU, *, plain=Kind.RELU, drop: Optional[float] = None,
         size: Annotated[int, "pixels"] = 3, path: str | None = None, norm: Literal["a", 2] = "a",
-        width: Union[int, str] = 7, config: Config = Config(),
+        width: Union[int, str] = 7, config: Config = Config(), heads: int = None, tag: str = None,
     ):
         super().__init__(1, 1)
         self.values = dict(locals())
@@ -223,6 +224,10 @@ class Net(nn.Linear):
         ("width", "5", "5"),
         ("width", "wide", "wide"),
         ("config", "{'depth': 2}", "Config(depth=2)"),
+        ("heads", "None", "None"),
+        ("heads", "4", "4"),
+        ("tag", "None", "None"),
+        ("tag", "4", "4"),
     ],
 )
 def test_arguments_have_their_annotated_types(folder, name, text, value):
@@ -242,6 +247,7 @@ def test_arguments_have_their_annotated_types(folder, name, text, value):
         ("norm", "c"),
         ("config", "2"),
         ("config", "{'dept': 2}"),
+        ("heads", "many"),
     ],
 )
 def test_arguments_of_other_types_are_refused(folder, name, text):
@@ -385,6 +391,17 @@ def test_drawn_weights_depend_on_their_seed_alone(folder):
     first = build("my_net.py:Net", seed=1).act
     write(folder / "my_net.py", (folder / "my_net.py").read_text() + "# another version\n")
     assert build("my_net.py:Net", seed=2).act == first
+
+
+def test_scripted_networks_are_functions(folder):
+    text = NET.replace('act="relu", sizes=(1, 2)', "act: int = 0").replace(
+        "self.sizes = sizes\n        self.act", "self.act"
+    )
+    write(folder / "my_net.py", text + "\nnet = torch.jit.script(Net(1))\n")
+    spec = SubjectSpec("my_net.py:net", "init", "digits", samples=4)
+    assert len(load_subject(spec, torch.device("cpu")).inputs) == 4
+    with pytest.raises(RequestError, match="scripted"):
+        load_subject(replace(spec, arguments=(("output", "0"),)), torch.device("cpu"))
 
 
 def test_tensors_have_no_labels(folder):
