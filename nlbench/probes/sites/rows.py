@@ -145,25 +145,19 @@ class PositionSelector:
             # Inside a network, a mask may be of windows, or of samples and heads.
             if not is_model and (value.ndim == 1 or len(value) != self.samples):
                 continue
-            is_token = value if name in _LENGTHS else _allowed(value, name)
-            is_token = is_token.any(1) if is_token.ndim == 4 else is_token
-            if is_token.ndim == 3:
-                is_token = is_token.mT if is_token.shape[2] == 1 else is_token
-                is_single = is_token.shape[1] == 1
-                is_token = is_token[:, 0] if is_single else _attended_positions(is_token)
-            elif is_token.ndim == 2 and _is_causal(is_token):
+            is_token = _token_mask(name, value)
+            if is_token is None:
                 continue
-            if bool(is_token.any()) and not bool(is_token.all()):
-                if name in _UNCLEAR:
-                    raise Undefined(f"'{name}' may mark tokens or padding; {_FORMS}")
-                if is_token.ndim == 1 or len(is_token) != self.samples:
-                    others = [t for t in tensors_in((args, kwargs)) if t.ndim > 1]
-                    if sum(len(t) == len(value) for t in others) > 1:
-                        return None  # The network runs on some of the samples.
-                    shape = tuple(value.shape)
-                    raise Undefined(f"'{name}' has shape {shape}, expected one row per sample")
+            if bool(is_token.all()) or not bool(is_token.any()):
+                return None
+            if name in _UNCLEAR:
+                raise Undefined(f"'{name}' may mark tokens or padding; {_FORMS}")
+            if is_token.ndim == 2 and len(is_token) == self.samples:
                 return is_token
-            return None
+            others = [t for t in tensors_in((args, kwargs)) if t.ndim > 1]
+            if sum(len(t) == len(value) for t in others) > 1:
+                return None  # The network runs on some of the samples.
+            raise Undefined(f"'{name}' has shape {tuple(value.shape)}, expected one row per sample")
         return None
 
     def is_unmasked(self, tensor: Tensor, axis: int) -> bool:
@@ -316,6 +310,17 @@ def unfold_rows(tensor: Tensor, samples: int, order: str) -> Tensor:
     if order == "contiguous":
         return tensor.reshape(samples, positions, *tensor.shape[1:])
     return tensor.reshape(positions, samples, *tensor.shape[1:]).transpose(0, 1)
+
+
+def _token_mask(name: str, value: Tensor) -> Tensor | None:
+    """Return True for the tokens (n, t) that a mask marks, or None if it is causal."""
+    is_token = value if name in _LENGTHS else _allowed(value, name)
+    if is_token.ndim == 4:
+        is_token = is_token.any(1)
+    if is_token.ndim == 3:
+        is_token = is_token.mT if is_token.shape[2] == 1 else is_token
+        return is_token[:, 0] if is_token.shape[1] == 1 else _attended_positions(is_token)
+    return None if is_token.ndim == 2 and _is_causal(is_token) else is_token
 
 
 def _allowed(value: Tensor, name: str) -> Tensor:
