@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +37,7 @@ from nlbench.progress import Progress, ProgressMonitor
 from nlbench.request import ERRORS
 from nlbench.serialization.fields import to_plain
 from nlbench.serialization.hashing import content_key, state_hash, tensor_hash
-from nlbench.settings import resolve_settings
+from nlbench.settings import ResolvedSettings, resolve_settings
 from nlbench.store.manifest import Manifest, make_manifest
 from nlbench.store.record import RecordedMeasure, RecordedProbe
 from nlbench.store.run import Run
@@ -151,13 +150,15 @@ def evaluate(
         raise RequestError("inputs: an iterator can be read only once, expected a loader or tensor")
     monitor = ProgressMonitor(progress)
     loaded = _load_measures(measures, monitor)
+    evaluation = _Evaluation(
+        inputs, loaded, _as_labels(labels), dict(settings or {}), monitor, errors
+    )
     runs = []
     for weights, each in models.items():
         _check_model(each)
         with unwrapped(each) as network:
             label = name or type(network).__name__, str(weights)
-            arguments = loaded, _as_labels(labels), dict(settings or {}), monitor, errors
-            runs.append(_evaluate(network, label, inputs, *arguments))
+            runs.append(evaluation.run(network, label))
     if not isinstance(model, Mapping):
         return runs[0]
     run = combine(runs)
@@ -242,137 +243,141 @@ def combine(runs: Sequence[Run]) -> Run:
     return Run(manifest.describe_records(records), records)
 
 
-def _evaluate(
-    model: nn.Module,
-    name: tuple[str, str],
-    inputs: Any,
-    measures: Sequence[type[Measure]],
-    labels: Tensor | bool | str | None,
-    settings: dict[str, Any],
-    monitor: ProgressMonitor,
-    errors: str,
-) -> Run:
-    """Measure a model, which has a name and a name of its weights."""
-    refuse_lazy(model)
-    requested = {key: value for key, value in settings.items() if not callable(value)}
-    settings = dict(settings)
-    output = OutputChoice(settings.pop("model.output", ""))
-    probe_options = resolve_settings(measures, settings).probes.items()
-    stored = max(load_probe(name).stored_samples(options) for name, options in probe_options)
-    samples = _read_samples(model, inputs, labels, stored)
-    measure = partial(
-        _measure, model, name, measures, samples, settings, requested, output, monitor, errors
-    )
-    is_divisible = _is_divisible(model, samples, output)
-    run = measure(is_divisible=is_divisible)
-    is_measured = all(record.result.status == "ok" for record in run.records)
-    if is_divisible and not is_measured and _is_ordered(model, samples, output):
-        return measure(is_divisible=False)
-    return run
+@dataclass(frozen=True)
+class _Evaluation:
+    """A request to measure models on the same inputs, see `evaluate`."""
 
+    inputs: Any
+    measures: Sequence[type[Measure]]
+    labels: Tensor | bool | str | None
+    settings: Mapping[str, Any]
+    monitor: ProgressMonitor
+    errors: str
 
-def _measure(
-    model: nn.Module,
-    name: tuple[str, str],
-    measures: Sequence[type[Measure]],
-    samples: _Samples,
-    settings: dict[str, Any],
-    requested: dict[str, Any],
-    output: OutputChoice,
-    monitor: ProgressMonitor,
-    errors: str,
-    *,
-    is_divisible: bool,
-) -> Run:
-    """Measure a model on samples, which keep their order unless they are divisible."""
-    if is_divisible:
-        samples = samples.shuffle_rows()
-    stream = samples.stream
-    resolved = resolve_settings(measures, settings, inputs=samples.inputs)
-    for probe, options in resolved.probes.items():
-        load_probe(probe).check(None, options)
-    device = next((p.device for p in model.parameters()), samples.inputs.device)
-    facts = SubjectFacts(
-        model=name[0],
-        weights=name[1],
-        data="given",
-        seed=SEED,
-        weights_hash=state_hash(model),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        preprocessing=samples.preprocessing + output.description,
-        **sample_facts(samples.inputs, stream),
-    )
-    if stream is not None and not is_divisible:
-        raise RequestError(
-            "inputs: the samples of a batch depend on each other, as nodes of a graph or images of "
-            "different sizes do; pass one batch, as nlbench.Arguments, instead of a loader"
-        )
-    subject = Subject(
-        model,
-        samples.inputs,
-        samples.labels,
-        facts,
-        stream=stream,
-        is_indivisible=not is_divisible,
-    )
+    @property
+    def _output(self) -> OutputChoice:
+        return OutputChoice(self.settings.get("model.output", ""))
 
-    def make_key(facts: SubjectFacts, measure: RecordedMeasure, probe: RecordedProbe) -> str:
-        # Without errors, the key is that of versions that had none.
-        in_key = None if measure.errors == "none" else measure.errors
-        return content_key(
-            {
-                "measure": to_plain(replace(measure, errors=in_key)),
-                "probe": dict(probe.options),
-                "subject": to_plain(facts),
-                "device": device.type,
-            }
-        )
-
-    planned = SubjectPlan("", SubjectSpec(*name, "given", SEED), name[1])
-    cells = []
-    for measure, options in resolved.measures:
-        recorded = RecordedMeasure.of(measure, options, errors)
-        through = RecordedProbe(measure.probe, resolved.probes[measure.probe])
-        # Errors don't change the value: the random numbers are the same without.
-        random_stream = make_key(facts, replace(recorded, errors=None), through)
-        key = make_key(facts, recorded, through)
-        cells.append(Cell(key, planned, recorded, through, random_stream))
-    start = time.perf_counter()
-    count = len(samples.inputs)
-    count = count if stream is None else stream.known_length or count
-    steps = (load_probe(p).steps(count, options) for p, options in resolved.probes.items())
-    monitor.begin(sum(steps))
-    # In the caller's inference mode, copies of the model would have no gradients.
-    with (
-        torch.inference_mode(False),
-        exact_arithmetic(),
-        torch_threads(default_threads()),
-        single_tensor_call(
-            model, samples.arguments, None if is_divisible else len(samples.inputs), output
-        ),
-    ):
-        machine = describe_machine(device)
-        records = list(
-            measure_subject(
-                subject,
-                cells,
-                {measure.name: measure for measure, _ in resolved.measures},
-                machine,
-                monitor,
+    def run(self, model: nn.Module, name: tuple[str, str]) -> Run:
+        """Measure a model, which has a name and a name of its weights."""
+        refuse_lazy(model)
+        probe_options = self._resolve().probes.items()
+        stored = max(load_probe(name).stored_samples(options) for name, options in probe_options)
+        samples = _read_samples(model, self.inputs, self.labels, stored)
+        is_divisible = _is_divisible(model, samples, self._output)
+        if samples.stream is not None and not is_divisible:
+            raise RequestError(
+                "inputs: the samples of a batch depend on each other, as nodes of a graph or "
+                "images of different sizes do; pass one batch, as nlbench.Arguments, instead of a "
+                "loader"
             )
+        run = self._measure(model, name, samples, is_divisible=is_divisible)
+        is_measured = all(record.result.status == "ok" for record in run.records)
+        if is_divisible and not is_measured and _is_ordered(model, samples, self._output):
+            return self._measure(model, name, samples, is_divisible=False)
+        return run
+
+    def _resolve(self, inputs: Tensor | None = None) -> ResolvedSettings:
+        settings = {key: value for key, value in self.settings.items() if key != "model.output"}
+        return resolve_settings(self.measures, settings, inputs=inputs)
+
+    def _measure(
+        self, model: nn.Module, name: tuple[str, str], samples: _Samples, *, is_divisible: bool
+    ) -> Run:
+        """Measure a model on samples, which keep their order unless they are divisible."""
+        samples = samples.shuffle_rows() if is_divisible else samples
+        stream = samples.stream
+        resolved = self._resolve(samples.inputs)
+        for probe, options in resolved.probes.items():
+            load_probe(probe).check(None, options)
+        device = next((p.device for p in model.parameters()), samples.inputs.device)
+        facts = self._describe_subject(model, name, samples)
+        subject = Subject(
+            model,
+            samples.inputs,
+            samples.labels,
+            facts,
+            stream=stream,
+            is_indivisible=not is_divisible,
         )
-    if stream is not None and stream.error is not None:
-        raise stream.error
-    if stream is not None:
-        # The samples determine the keys, and those of a stream are only known at its end.
-        facts = replace(facts, **sample_facts(samples.inputs, stream))
-        records = [
-            replace(r, key=make_key(facts, r.measure, r.probe), subject=facts) for r in records
-        ]
-    request = {"measures": [m.name for m in measures], "settings": requested}
-    seconds = round(time.perf_counter() - start, 3)
-    manifest = replace(make_manifest(request, machine), seconds=seconds)
-    return Run(manifest.describe_records(records), records)
+        cells = self._plan_cells(name, facts, resolved, device)
+        start = time.perf_counter()
+        count = len(samples.inputs)
+        known = count if stream is None else stream.known_length or count
+        steps = (load_probe(p).steps(known, options) for p, options in resolved.probes.items())
+        self.monitor.begin(sum(steps))
+        only_count = None if is_divisible else count
+        # In the caller's inference mode, copies of the model would have no gradients.
+        with (
+            torch.inference_mode(False),
+            exact_arithmetic(),
+            torch_threads(default_threads()),
+            single_tensor_call(model, samples.arguments, only_count, self._output),
+        ):
+            machine = describe_machine(device)
+            loaded = {measure.name: measure for measure, _ in resolved.measures}
+            records = list(measure_subject(subject, cells, loaded, machine, self.monitor))
+        if stream is not None and stream.error is not None:
+            raise stream.error
+        if stream is not None:
+            # The samples determine the keys, and those of a stream are only known at its end.
+            facts = replace(facts, **sample_facts(samples.inputs, stream))
+            records = [
+                replace(r, key=_cell_key(facts, r.measure, r.probe, device), subject=facts)
+                for r in records
+            ]
+        requested = {key: value for key, value in self.settings.items() if not callable(value)}
+        request = {"measures": [m.name for m in self.measures], "settings": requested}
+        seconds = round(time.perf_counter() - start, 3)
+        manifest = replace(make_manifest(request, machine), seconds=seconds)
+        return Run(manifest.describe_records(records), records)
+
+    def _describe_subject(
+        self, model: nn.Module, name: tuple[str, str], samples: _Samples
+    ) -> SubjectFacts:
+        return SubjectFacts(
+            model=name[0],
+            weights=name[1],
+            data="given",
+            seed=SEED,
+            weights_hash=state_hash(model),
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            preprocessing=samples.preprocessing + self._output.description,
+            **sample_facts(samples.inputs, samples.stream),
+        )
+
+    def _plan_cells(
+        self,
+        name: tuple[str, str],
+        facts: SubjectFacts,
+        resolved: ResolvedSettings,
+        device: torch.device,
+    ) -> list[Cell]:
+        planned = SubjectPlan("", SubjectSpec(*name, "given", SEED), name[1])
+        cells = []
+        for measure, options in resolved.measures:
+            recorded = RecordedMeasure.of(measure, options, self.errors)
+            probe = RecordedProbe(measure.probe, resolved.probes[measure.probe])
+            # Errors don't change the value: the random numbers are the same without.
+            random_stream = _cell_key(facts, replace(recorded, errors=None), probe, device)
+            key = _cell_key(facts, recorded, probe, device)
+            cells.append(Cell(key, planned, recorded, probe, random_stream))
+        return cells
+
+
+def _cell_key(
+    facts: SubjectFacts, measure: RecordedMeasure, probe: RecordedProbe, device: torch.device
+) -> str:
+    # Without errors, the key is that of versions that had none.
+    in_key = None if measure.errors == "none" else measure.errors
+    return content_key(
+        {
+            "measure": to_plain(replace(measure, errors=in_key)),
+            "probe": dict(probe.options),
+            "subject": to_plain(facts),
+            "device": device.type,
+        }
+    )
 
 
 def _check_model(model: object) -> None:

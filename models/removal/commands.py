@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,6 +30,12 @@ from nlbench.errors import RequestError
 from nlbench.parsers import MAX_COUNT, MAX_INTEGER
 from nlbench.reporting import load_reports
 from nlbench.serialization.files import make_folder, write_atomically
+
+if TYPE_CHECKING:
+    from .curve import RemovalResult
+    from .span_removal import SpanRemoval
+
+CHECKPOINT = "left.safetensors"
 
 Criterion = Annotated[
     str,
@@ -166,7 +172,7 @@ def remove(
     from nlbench.subjects.spec import SubjectSpec
     from nlbench.subjects.weights import save_weights
 
-    from .curve import CALL_WEIGHTS, area_under, check_criterion, run_removal
+    from .curve import CALL_WEIGHTS, check_criterion, run_removal
     from .export import export_calls, export_spans
     from .span_removal import SpanRemoval
     from .spans import SPAN_MAPS
@@ -181,13 +187,12 @@ def remove(
             raise RequestError(f"--{option}: '{value}', expected {', '.join(known)}")
     _output_folder(out, model)
     is_span = span is not None or of.startswith("spans:")
-    for_activations = {"--keep": keep != 0.5, "--share": share != "calls"}
-    for_activations |= {"--keep-relus": keep_relus is not None, "--no-curve": not curve}
-    for_spans = {"--count": count != 1, "--map": map_name != "fold", "--judged": judged != 5}
-    for option, is_set in (for_activations if is_span else for_spans).items():
-        if is_set:
-            what = "spans" if is_span else "activations or modules"
-            raise RequestError(f"{option} has no effect on the removal of {what}")
+    if is_span:
+        changed = {"--keep": keep != 0.5, "--share": share != "calls", "--no-curve": not curve}
+        _refuse_changed({**changed, "--keep-relus": keep_relus is not None}, "spans")
+    else:
+        changed = {"--count": count != 1, "--map": map_name != "fold", "--judged": judged != 5}
+        _refuse_changed(changed, "activations or modules")
     exports = None if export is None else parse_folder(export, "--export")
     if exports is not None:
         check_unused(exports, "--export")
@@ -227,29 +232,67 @@ def remove(
     # Another process may have written its result in the meantime.
     folder = _output_folder(out, model)
     make_folder(folder)
-    reports = load_reports()
     if is_span:
-        span_rows = spans.rows()
-        removed = ", ".join(f"{span.name} ({span.chosen})" for span in spans.removed)
-        remarks = spans.remarks()
-        sentences = [f"Removed: {removed}.", *(f"{remark}." for remark in remarks)]
-        sentences += [f"Export: {exported}."] if exported else []
-        page = reports.write_removal(
-            {"Networks": totals, "Judged spans": span_rows},
-            folder / "spans.html",
-            title=f"{model}: spans of blocks removed",
-            sentence=" ".join(sentences),
-        )
-        tables = [reports.removal_table(span_rows), reports.removal_table(totals)]
-        lines = {"removed": removed, "export": exported, "page": page}
-        _show(folder / "spans.csv", span_rows, tables, lines, as_json)
-        if not as_json:
-            for remark in remarks:
-                note(remark)
+        _write_spans(folder, spans, totals, model, exported, as_json)
         return
+    metadata = {**result.metadata, "command": command}
+    save_weights(folder / CHECKPOINT, result.network, metadata)
+    exported = exported and f"{export} ({exported}; reloaded by PyTorch alone)"
     share = share if keep_relus is None else "positions"
-    checkpoint = folder / "left.safetensors"
-    save_weights(checkpoint, result.network, {**result.metadata, "command": command})
+    _write_calls(folder, result, model, by, share, exported, curve, as_json)
+
+
+def _refuse_changed(options: Mapping[str, bool], what: str) -> None:
+    """Raise if one of the options, which don't apply, was set."""
+    for option, is_set in options.items():
+        if is_set:
+            raise RequestError(f"{option} has no effect on the removal of {what}")
+
+
+def _write_spans(
+    folder: Path,
+    spans: "SpanRemoval",
+    totals: list[dict[str, Any]],
+    model: str,
+    exported: str,
+    as_json: bool,
+) -> None:
+    """Write and print the result of a removal of spans."""
+    rows = spans.rows()
+    removed = ", ".join(f"{span.name} ({span.chosen})" for span in spans.removed)
+    remarks = spans.remarks()
+    sentences = [f"Removed: {removed}.", *(f"{remark}." for remark in remarks)]
+    if exported:
+        sentences.append(f"Export: {exported}.")
+    reports = load_reports()
+    page = reports.write_removal(
+        {"Networks": totals, "Judged spans": rows},
+        folder / "spans.html",
+        title=f"{model}: spans of blocks removed",
+        sentence=" ".join(sentences),
+    )
+    tables = [reports.removal_table(rows), reports.removal_table(totals)]
+    lines = {"removed": removed, "export": exported, "page": page}
+    _show(folder / "spans.csv", rows, tables, lines, as_json)
+    if not as_json:
+        for remark in remarks:
+            note(remark)
+
+
+def _write_calls(
+    folder: Path,
+    result: "RemovalResult",
+    model: str,
+    by: str,
+    share: str,
+    exported: str,
+    curve: bool,
+    as_json: bool,
+) -> None:
+    """Write and print the result of a removal of calls."""
+    from .curve import area_under
+
+    reports = load_reports()
     rows = result.rows()
     kept = f"{len(result.order) - len(result.removed)} of {len(result.order)} calls"
     removed = ", ".join(result.removed) or "none"
@@ -258,7 +301,7 @@ def remove(
         folder / "curve.html",
         title=f"{model}: calls replaced by affine maps, by {by}",
         share=share,
-        sentence=f"left.safetensors keeps {kept}; removed: {removed}.",
+        sentence=f"{CHECKPOINT} keeps {kept}; removed: {removed}.",
     )
     left = next(row for row in rows if row["removed"] == "".join(result.removed[-1:]))
     positions = f"{left['positions']:,} of {rows[0]['positions']:,} positions"
@@ -271,8 +314,8 @@ def remove(
         "area under the curve,": f"by {share}: {areas}" if curve else "",
         "page": page,
         "curve": folder / "curve.csv",
-        "network": f"{checkpoint} ({kept} and {positions} remain)",
-        "export": exported and f"{export} ({exported}; reloaded by PyTorch alone)",
+        "network": f"{folder / CHECKPOINT} ({kept} and {positions} remain)",
+        "export": exported,
     }
     _show(folder / "curve.csv", rows, [reports.removal_table(rows)], lines, as_json)
 
