@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib.cm
 from matplotlib.axes import Axes
@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from nlbench.errors import RequestError, nearest
 from nlbench.parsers import unique
+from nlbench.store.run import Run
 
 from .compare import Difference, compare_runs, compare_scores, mark_significant
 from .drawing import PAGE_WIDTH, NotebookFigure, laid_out
@@ -50,9 +51,6 @@ from .tables import (
     read_run,
 )
 from .text import direction
-
-if TYPE_CHECKING:
-    from nlbench.store.run import Run
 
 FORMS = ("strip", "signature", "board", "compare", "path")
 FORMATS = ("pdf", "svg", "png")

@@ -11,22 +11,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlbench.errors import RequestError
+from nlbench.measure import Result, Value
 from nlbench.measure.replicates import group_index
 from nlbench.parsers import unique
+from nlbench.store.record import Record
 
 from .checkpoints import Checkpoint, parse_checkpoint, split_seed
 from .estimates import Estimate, over_seeds
 from .text import functional_calls
-
-if TYPE_CHECKING:
-    from nlbench.measure import Result, Value
-    from nlbench.store.record import Record
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.citation import Source
 from nlbench.measure import Measure, Result
@@ -18,7 +19,6 @@ from .framework.figures import COLOURS, page_figure
 from .framework.verdicts import in_most_networks, range_text
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from torch import Tensor, nn
 
 COLLAPSING = 0.4

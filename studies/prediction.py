@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.citation import Source
 from nlbench.parsers import unique
 from nlbench.reports.tables import MeasureInfo
 from nlbench.request import Request
 from nlbench.serialization.fields import to_plain
+from nlbench.store.run import Run
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import draw_intervals, page_figure
@@ -22,13 +25,6 @@ from .framework.partial_tau import Association, Group, associate
 from .framework.trends import SIGNIFICANCE, holm
 from .framework.verdicts import above
 from .measures import applicable
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
 
 
 @dataclass(frozen=True)

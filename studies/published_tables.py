@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.reports.agreement import Correlation, spearman
+from nlbench.store.run import Run
 
 from .density_vs_deviation import (
     PUBLISHED,
@@ -33,12 +34,6 @@ from .shared.linear_regions import (
     shipped_networks,
     sorted_settings,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
-
 
 AS_PUBLISHED = "-as-published"
 """Suffix for the parts measured with the integral in the published code."""

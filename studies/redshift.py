@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.citation import Source
 from nlbench.request import Request
@@ -16,10 +16,6 @@ from .framework.figures import page_figure
 from .framework.trends import network_interval
 from .framework.verdicts import mean_above, mean_and_spread, mean_near
 from .shared.single_functions import one_batch
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 GRID_SIDE = 32
 

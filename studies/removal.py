@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from scipy import stats
 
 from nlbench.citation import Source
 from nlbench.request import Request
+from nlbench.store.run import Run
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
 from .framework.trends import SIGNIFICANCE, holm, network_interval
 from .framework.verdicts import all_hold, mean_above
 from .shared.small_networks import trained_network
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
-
 
 TASKS = {"mnist1d": "signal-cnn", "digits": "vgg8"}
 SITE_MEASURES = (

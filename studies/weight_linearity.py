@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.measure import Measure, Result
+from nlbench.store.run import Run
 
 from .early_or_late import HARDER_DATA, HARDER_MODEL, late_advantages, request_networks
 from .framework import Context, Findings, Runs, Study, Verdict
@@ -24,12 +27,7 @@ from .shared.linearised_networks import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
     from torch import nn
-
-    from nlbench.store.run import Run
 
 SAMPLES = 256
 EXPLAINED = 0.5
