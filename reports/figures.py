@@ -98,10 +98,6 @@ class FigureData:
                 raise RequestError(f"the run has no subject '{name}'{nearest(name, labels)}")
         return cls(scores, drawings, chosen, measure)
 
-    def info(self, measure: str) -> MeasureInfo:
-        """Return the metadata of a measure."""
-        return self.scores.measures.get(measure, MeasureInfo())
-
     def is_chosen(self, *labels: str) -> bool:
         """Return True if one of the labels of a network was chosen."""
         return not self.names or any(_matches(name, *labels) for name in self.names)
@@ -190,7 +186,7 @@ def _check_rows(rows: Sequence[object], noun: str) -> None:
 def _strip(source: FigureData, figure: Figure, axes: Axes | None = None) -> float:
     """Draw a strip per network, coloured by score, and return the figure's height."""
     name = source.site_measure()
-    info = source.info(name)
+    info = source.scores.measures[name]
     strips = source.cells(name)
     _check_rows(strips, "networks")
     scale = colour_scale(name, info, [v for _, cell in strips for v in cell.place_values])
@@ -216,7 +212,7 @@ def draw_measure(
 ) -> float:
     """Draw a measure's value at each place, and return the figure's height."""
     name = measure or source.site_measure()
-    info = source.info(name)
+    info = source.scores.measures[name]
     cells = _labelled_cells(source, name)
     axes = figure.add_subplot() if axes is None else axes
     drawings = {"sites": draw_signature, "lines": draw_distribution}
@@ -274,7 +270,7 @@ def _board(source: FigureData, figure: Figure) -> float:
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
         draw_standings(axes, [row.entries[name] for row in rows])
-        words = direction(source.info(name).more_means)
+        words = direction(source.scores.measures[name].more_means)
         axes.set_xlabel(f"{short(name, 20)}\n{words.replace('more ', '')}")
     panels[0].set_yticks(range(len(rows)), labels)
     return 0.7 + 0.18 * max(3, len(rows))
@@ -295,7 +291,7 @@ def _difference(
                 f"{len(chosen)} networks have {name} in both runs; expected one: choose it by "
                 f"subject, of {', '.join(d.subject for d in chosen[:4]) or 'none'}"
             )
-        return chosen[0], comparison.names, comparison.measures.get(name, MeasureInfo())
+        return chosen[0], comparison.names, comparison.measures[name]
     name = source.site_measure()
     subjects = source.subjects()
     if len(subjects) != 2:
@@ -304,7 +300,7 @@ def _difference(
         )
     first, second = (source.scores[s.label, name] for s in subjects)
     (difference,) = mark_significant([compare_scores("", name, first, second)])
-    return difference, (subjects[0].label, subjects[1].label), source.info(name)
+    return difference, (subjects[0].label, subjects[1].label), source.scores.measures[name]
 
 
 def _path(source: FigureData, figure: Figure) -> float:

@@ -122,7 +122,7 @@ class RemovalStudy(Study):
                 "Differences from substitution and from the best criterion": pd.concat(
                     separations, ignore_index=True
                 ),
-                "By task": _summarize_tasks(correlations, areas),
+                "By task": _summary(correlations, areas, ["task", "criterion"], "flops"),
             },
             {"Correlation with the cost, and area under the curve": _figure(table)},
             _remarks(runs),
@@ -268,28 +268,23 @@ def _mean_interval(values: pd.Series[float]) -> tuple[float, float, float]:
     return (float(values.mean()), *network_interval(values))
 
 
-def _summary(correlations: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame:
+def _summary(
+    correlations: pd.DataFrame,
+    areas: pd.DataFrame,
+    keys: Sequence[str] = ("criterion",),
+    other: str = "kl",
+) -> pd.DataFrame:
+    """Average the correlations and areas over networks, and another area, best first."""
+    both = correlations.merge(areas, on=["task", "seed", "criterion"])
     rows = []
-    for criterion, frame in correlations.groupby("criterion", sort=False):
-        area = areas[areas.criterion == criterion]
-        rho = _mean_interval(frame.spearman)
-        rows.append((criterion, len(frame), *rho, *_mean_interval(area.accuracy), area.kl.mean()))
-    columns = ["criterion", "networks", "spearman", "low", "high"]
-    columns += ["area", "area low", "area high", "area kl"]
-    return pd.DataFrame(rows, columns=columns).sort_values("spearman", ascending=False)
-
-
-def _summarize_tasks(correlations: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame:
-    rows = []
-    for (task, criterion), frame in correlations.groupby(["task", "criterion"], sort=False):
-        area = areas[(areas.criterion == criterion) & (areas.task == task)]
-        rho = _mean_interval(frame.spearman)
-        accuracy = _mean_interval(area.accuracy)
-        rows.append((task, criterion, len(frame), *rho, *accuracy, area.flops.mean()))
-    columns = ["task", "criterion", "networks", "spearman", "low", "high"]
-    columns += ["area", "area low", "area high", "area by flops"]
+    for key, networks in both.groupby(list(keys), sort=False):
+        intervals = *_mean_interval(networks.spearman), *_mean_interval(networks.accuracy)
+        rows.append((*key, len(networks), *intervals, networks[other].mean()))
+    columns = [*keys, "networks", "spearman", "low", "high"]
+    columns += ["area", "area low", "area high", {"kl": "area kl", "flops": "area by flops"}[other]]
     table = pd.DataFrame(rows, columns=columns)
-    return table.sort_values(["task", "spearman"], ascending=[True, False])
+    order = [*keys[:-1], "spearman"]
+    return table.sort_values(order, ascending=[name != "spearman" for name in order])
 
 
 def _differences(
