@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,7 @@ from nlbench.models.removal.curve import Removal, area_under
 from nlbench.probes.replacement import AffineFit, CallInterception, ReplaceableCall, find_calls
 from nlbench.probes.replacement.fits import copy_to_rows
 from nlbench.studies.framework.network_measure import network_measure
-
-if TYPE_CHECKING:
-    from nlbench.subjects.subject import Subject
+from nlbench.subjects.subject import Subject
 
 LARGE_WEIGHT_FRACTION = 0.1
 """Fraction of a network's weights that SENet's criterion counts as large."""
