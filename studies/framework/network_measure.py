@@ -21,7 +21,7 @@ class NetworkMeasure(Measure):
 
     def compute(self) -> Result:
         """Return the function's result."""
-        return self.function(self._first)
+        return type(self).function(self._first)
 
 
 def network_measure(name: str, function: Callable[[Any], Result]) -> type[Measure]:
