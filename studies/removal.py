@@ -19,6 +19,7 @@ from .framework.figures import page_figure
 from .framework.trends import SIGNIFICANCE, holm, network_interval
 from .framework.verdicts import all_hold, mean_above
 from .shared.small_networks import trained_network
+from .shared.subjects import load_on_cpu
 
 TASKS = {"mnist1d": "signal-cnn", "digits": "vgg8"}
 SITE_MEASURES = (
@@ -158,19 +159,11 @@ def _curves(
     context: Context, task: str, seed: int, file: str, runs: Mapping[str, Run]
 ) -> dict[str, Run]:
     """Measure the remaining criteria of one network, and its removal curve by each criterion."""
-    import torch
-
-    from nlbench.subjects.load import load_subject
-    from nlbench.subjects.spec import SubjectSpec
-
     from .shared.removal_criteria import criteria_measure, curves_measure
 
     samples = SAMPLES // 4 if context.quick else SAMPLES // 2
     train, test = (
-        load_subject(
-            SubjectSpec(TASKS[task], file, task, 0, samples=samples, split=split),
-            torch.device("cpu"),
-        )
+        load_on_cpu(TASKS[task], file, task, samples=samples, split=split)
         for split in ("train", "test")
     )
     name = f"{task}-seed{seed}"

@@ -26,6 +26,7 @@ from .shared.linearised_networks import (
     measure_networks,
     network_table,
 )
+from .shared.subjects import load_on_cpu
 
 if TYPE_CHECKING:
     from torch import nn
@@ -97,15 +98,10 @@ def comparison_measure(starts: Mapping[int, nn.Module]) -> type[Measure]:
 
 
 def _compare_weights(context: Context, files: list[Path]) -> Run:
-    import torch
-
     from nlbench.models.sparsified.sparsification import sparsify
-    from nlbench.subjects.load import load_subject
-    from nlbench.subjects.spec import SubjectSpec
 
     def load(weights: str, seed: int) -> Any:
-        spec = SubjectSpec(HARDER_MODEL, weights, HARDER_DATA, seed, samples=SAMPLES)
-        return load_subject(spec, torch.device("cpu"))
+        return load_on_cpu(HARDER_MODEL, weights, HARDER_DATA, seed=seed, samples=SAMPLES)
 
     models = {}
     starts = {}
