@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
@@ -23,6 +23,7 @@ from rich.text import Text
 
 from nlbench.errors import RequestError, nearest, one_line, shorten
 from nlbench.parsers import unique
+from nlbench.store.run import Run
 
 from .environment import Table, check_suffix, is_replaceable, render, write_text
 from .estimates import Change, Estimate, change, exceeding, relative_change
@@ -37,9 +38,6 @@ from .text import (
     percentage,
     place_text,
 )
-
-if TYPE_CHECKING:
-    from nlbench.store.run import Run
 
 _CONDITION = re.compile(r"\s*(?P<measure>[^\s@<>]+)(@(?P<place>[^\s<>]+))?\s*(?P<sign>[<>])\s*(?P<bound>[+-]?[\d.]+(e-?\d+)?)\s*(?P<percent>%?)\s*")  # fmt: skip  # noqa: E501
 _MIN_WIDE_COLUMNS = 110

@@ -7,19 +7,16 @@ import io
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from nlbench.errors import RequestError, one_line, strip_controls
 from nlbench.serialization.files import spreadsheet_safe, spreadsheet_text, write_atomically
+from nlbench.store.run import Run
 
 from .leaderboard import Row, leaderboard
 from .tables import Measures, read_run
 from .text import entry_decimals, number
-
-if TYPE_CHECKING:
-    from nlbench.store.run import Run
 
 _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib.cm
 from matplotlib.axes import Axes
@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from nlbench.errors import RequestError, nearest
 from nlbench.parsers import unique
+from nlbench.store.run import Run
 
 from .compare import Difference, compare_runs, compare_scores, mark_significant
 from .drawing import PAGE_WIDTH, NotebookFigure, laid_out
@@ -50,9 +51,6 @@ from .tables import (
     read_run,
 )
 from .text import direction
-
-if TYPE_CHECKING:
-    from nlbench.store.run import Run
 
 FORMS = ("strip", "signature", "board", "compare", "path")
 FORMATS = ("pdf", "svg", "png")
@@ -99,10 +97,6 @@ class FigureData:
             if not _matches(name, *labels):
                 raise RequestError(f"the run has no subject '{name}'{nearest(name, labels)}")
         return cls(scores, drawings, chosen, measure)
-
-    def info(self, measure: str) -> MeasureInfo:
-        """Return the metadata of a measure."""
-        return self.scores.measures.get(measure, MeasureInfo())
 
     def is_chosen(self, *labels: str) -> bool:
         """Return True if one of the labels of a network was chosen."""
@@ -192,7 +186,7 @@ def _check_rows(rows: Sequence[object], noun: str) -> None:
 def _strip(source: FigureData, figure: Figure, axes: Axes | None = None) -> float:
     """Draw a strip per network, coloured by score, and return the figure's height."""
     name = source.site_measure()
-    info = source.info(name)
+    info = source.scores.measures[name]
     strips = source.cells(name)
     _check_rows(strips, "networks")
     scale = colour_scale(name, info, [v for _, cell in strips for v in cell.place_values])
@@ -218,7 +212,7 @@ def draw_measure(
 ) -> float:
     """Draw a measure's value at each place, and return the figure's height."""
     name = measure or source.site_measure()
-    info = source.info(name)
+    info = source.scores.measures[name]
     cells = _labelled_cells(source, name)
     axes = figure.add_subplot() if axes is None else axes
     drawings = {"sites": draw_signature, "lines": draw_distribution}
@@ -276,7 +270,7 @@ def _board(source: FigureData, figure: Figure) -> float:
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
         draw_standings(axes, [row.entries[name] for row in rows])
-        words = direction(source.info(name).more_means)
+        words = direction(source.scores.measures[name].more_means)
         axes.set_xlabel(f"{short(name, 20)}\n{words.replace('more ', '')}")
     panels[0].set_yticks(range(len(rows)), labels)
     return 0.7 + 0.18 * max(3, len(rows))
@@ -297,7 +291,7 @@ def _difference(
                 f"{len(chosen)} networks have {name} in both runs; expected one: choose it by "
                 f"subject, of {', '.join(d.subject for d in chosen[:4]) or 'none'}"
             )
-        return chosen[0], comparison.names, comparison.measures.get(name, MeasureInfo())
+        return chosen[0], comparison.names, comparison.measures[name]
     name = source.site_measure()
     subjects = source.subjects()
     if len(subjects) != 2:
@@ -306,7 +300,7 @@ def _difference(
         )
     first, second = (source.scores[s.label, name] for s in subjects)
     (difference,) = mark_significant([compare_scores("", name, first, second)])
-    return difference, (subjects[0].label, subjects[1].label), source.info(name)
+    return difference, (subjects[0].label, subjects[1].label), source.scores.measures[name]
 
 
 def _path(source: FigureData, figure: Figure) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,9 +23,6 @@ MODES = {
 }
 _POINT = ["length", "accuracy", "linear"]
 _MAX_PANELS = 6
-
-Groups = Mapping[str, list[tuple[float, pd.DataFrame]]]
-"""The networks of each mode by ω, in increasing order."""
 
 
 @dataclass(frozen=True)
@@ -89,35 +86,31 @@ def tradeoffs(runs: Sequence[NamedRun]) -> list[Tradeoff]:
     """Describe the families in all runs of ``nlbench linearize``."""
     shown = []
     for label, family in linearised_networks(runs).groupby("label", sort=False):
-        groups: dict[str, list[tuple[float, pd.DataFrame]]] = {}
-        for key, group in family.groupby(["mode", "omega"]):
-            mode, omega = cast("tuple[str, float]", key)
-            groups.setdefault(mode, []).append((float(omega), group))
-        if not groups.keys() & MODES.keys():
+        if not family["mode"].isin(list(MODES)).any():
             continue
-        reference = [a for _, group in groups.get("reference", ()) for a in group["accuracy"]]
+        reference = family["accuracy"][family["mode"] == "reference"].tolist()
         content = {
             "label": label,
             "seeds": family["seed"].nunique(),
             "reference": statistics.fmean(reference) if reference else None,
-            "modes": _curves(groups),
-            "shape": _shape(groups),
+            "modes": _curves(family),
+            "shape": _shape(family),
         }
-        sentences = tuple(_comparison_sentences(groups))
-        shown.append(Tradeoff(str(label), content, _table(groups), sentences))
+        sentences = tuple(_comparison_sentences(family))
+        shown.append(Tradeoff(str(label), content, _table(family), sentences))
     return shown
 
 
-def _comparison_sentences(groups: Groups) -> Iterator[str]:
+def _comparison_sentences(family: pd.DataFrame) -> Iterator[str]:
     """Compare the accuracy of the modes at equal path length, one sentence per mode.
 
     The means over seeds for post-training networks are interpolated linearly at those path lengths
     of the other mode that lie within their range.
     """
-    post_training = _curve(groups, "post-training")
+    post_training = _curve(family, "post-training")
     for mode in ("from-start", "random"):
         # Without a penalty, both modes produce the same network.
-        other = _curve(groups, mode, above=0.0)
+        other = _curve(family, mode, above=0.0)
         if len(post_training) < 2 or not other:
             continue
         lengths, accuracies = zip(*sorted(post_training), strict=True)
@@ -139,31 +132,38 @@ def _comparison_sentences(groups: Groups) -> Iterator[str]:
         )
 
 
-def _curve(groups: Groups, mode: str, above: float = -1.0) -> list[list[float]]:
+def _by_omega(family: pd.DataFrame, mode: str) -> list[tuple[float, pd.DataFrame]]:
+    """Return the networks of a mode for each ω, in increasing order."""
+    networks = family[family["mode"] == mode]
+    return [(float(str(omega)), group) for omega, group in networks.groupby("omega")]
+
+
+def _curve(family: pd.DataFrame, mode: str, above: float = -1.0) -> list[list[float]]:
     """Return the mean path length and accuracy for each ω."""
-    known = [group for omega, group in groups.get(mode, ()) if omega > above]
+    known = [group for omega, group in _by_omega(family, mode) if omega > above]
     return [group[_POINT[:2]].to_numpy().mean(0).tolist() for group in known]
 
 
-def _curves(groups: Groups) -> list[dict[str, Any]]:
+def _curves(family: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the points of each mode and ω, their means and deviations, and these as text."""
     curves = []
-    for mode in [mode for mode in MODES if mode in groups]:
+    for mode in MODES:
         packed = []
-        for omega, group in groups[mode]:
+        for omega, group in _by_omega(family, mode):
             points = group[_POINT[:2]].to_numpy()
             means = points.mean(0).tolist()
             text = f"path length {number(means[0])}, accuracy {number(means[1], 1)} %"
             packed.append([omega, points.tolist(), means, points.std(0).tolist(), text])
-        curves.append({"mode": mode, "groups": packed})
+        if packed:
+            curves.append({"mode": mode, "groups": packed})
     return curves
 
 
-def _shape(groups: Groups) -> dict[str, Any]:
+def _shape(family: pd.DataFrame) -> dict[str, Any]:
     """Return the fraction of nonlinear units in each layer, for a few values of ω."""
-    mode = "post-training" if "post-training" in groups else "from-start"
-    for name in (mode, "random"):
-        known = [(o, list(g["layers"])) for o, g in groups.get(name, ()) if g["layers"].iloc[0]]
+    has_late = (family["mode"] == "post-training").any()
+    for name in ("post-training" if has_late else "from-start", "random"):
+        known = [(o, list(g["layers"])) for o, g in _by_omega(family, name) if g["layers"].iloc[0]]
         if known:
             break
     if len(known) > _MAX_PANELS:
@@ -185,11 +185,11 @@ def _shape(groups: Groups) -> dict[str, Any]:
     }
 
 
-def _table(groups: Groups) -> Table:
+def _table(family: pd.DataFrame) -> Table:
     head = ("mode", "ω", "seeds", "accuracy, %", "linear units, %", "path length")
     rows = []
     for mode in ("reference", *MODES):
-        for omega, group in groups.get(mode, ()):
+        for omega, group in _by_omega(family, mode):
             points = group[_POINT].to_numpy()
             texts = [f"{mean:.2f}" for mean in points.mean(0)]
             if len(group) > 1:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from nlbench import Signature
 from nlbench.errors import RequestError, nearest
+from nlbench.measure import Result
 from nlbench.parsers import unique
+from nlbench.store.run import Run
 
 from .agreement import agreement, agreement_frame
 from .environment import render
@@ -18,10 +20,6 @@ from .leaderboard import leaderboard, leaderboard_frame
 from .panels import RAMP
 from .population import colour_scale, reference_fraction
 from .tables import MeasureInfo, Scores, read_run
-
-if TYPE_CHECKING:
-    from nlbench.measure import Result
-    from nlbench.store.run import Run
 
 _MAX_ROWS = 30
 

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
 
@@ -18,6 +18,7 @@ from nlbench.parsers import unique
 from nlbench.question import load_questions
 from nlbench.serialization.fields import to_plain
 from nlbench.serialization.files import check_is_file, is_part
+from nlbench.store.run import Run
 
 from .agreement import agreement
 from .definitions import definition
@@ -49,9 +50,6 @@ from .tables import MeasureInfo, Measures, NamedRun, Scores, read_measures
 from .text import ERROR_LEGEND
 from .training import change_table, training_runs
 from .views import bibtex, board_view, card_axis, cite_sentence, heatmaps, strip_fields
-
-if TYPE_CHECKING:
-    from nlbench.store.run import Run
 
 _GENERATOR = '<meta name="generator" content="nlbench">'
 _SOURCE = '<meta name="nlbench-source" content="{}">'

@@ -11,22 +11,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlbench.errors import RequestError
+from nlbench.measure import Result, Value
 from nlbench.measure.replicates import group_index
 from nlbench.parsers import unique
+from nlbench.store.record import Record
 
 from .checkpoints import Checkpoint, parse_checkpoint, split_seed
 from .estimates import Estimate, over_seeds
 from .text import functional_calls
-
-if TYPE_CHECKING:
-    from nlbench.measure import Result, Value
-    from nlbench.store.record import Record
 
 
 @dataclass(frozen=True)
@@ -90,24 +88,6 @@ class MeasureInfo:
 Measures = Mapping[str, MeasureInfo]
 RELATIVE = {"absdev.relative": ("absdev", "over_range")}
 """Base measure and statistic of each derived measure."""
-
-
-def add_relative(measures: Measures) -> dict[str, MeasureInfo]:
-    """Add the metadata of derived measures before those that they are computed from."""
-    bases = {base: name for name, (base, _) in RELATIVE.items()}
-    known: dict[str, MeasureInfo] = {}
-    for name, info in measures.items():
-        if name in bases and info.options.get("normalize", "none") == "none":
-            known[bases[name]] = replace(
-                info,
-                description=f"{name} divided by the range of the logits on each path.",
-                bounds=(0.0, 1.0),
-                scale="",
-                base=name,
-            )
-            info = replace(info, scale=info.scale or "grows with the logits")
-        known[name] = info
-    return known
 
 
 def relative_score(score: Score, statistic: str) -> Score:
@@ -353,7 +333,6 @@ class Scores:
     def __init__(
         self, records: Mapping[str, Sequence[Record]], measures: Measures | None = None
     ) -> None:
-        known_measures = add_relative(measures or {})
         every = [(run, record) for run, members in records.items() for record in members]
         names = unique((run, *record.subject.identity) for run, record in every)
         labels = dict(zip(names, _labels(names), strict=True))
@@ -373,16 +352,23 @@ class Scores:
             if any(statistic in each and each[statistic] != each["value"] for each in numbers):
                 relative = {(k, name): relative_score(s, statistic) for k, s in known.items()}
                 self._scores |= relative
-        derived = {name for _, name in self._scores} & RELATIVE.keys()
-        bases = {RELATIVE[name][0]: name for name in derived}
+        derived = {RELATIVE[name][0]: name for _, name in self._scores if name in RELATIVE}
+        described = measures or {}
         self.measures: dict[str, MeasureInfo] = {}
-        for name in unique([*known_measures, *(r.measure.name for _, r in every)]):
-            if name not in RELATIVE:
-                info = known_measures.get(name, MeasureInfo())
-                if name in bases:
-                    self.measures[bases[name]] = known_measures.get(bases[name], MeasureInfo())
-                    info = replace(info, relative=bases[name])
-                self.measures[name] = info
+        for name in unique([*described, *(record.measure.name for _, record in every)]):
+            info = described.get(name, MeasureInfo())
+            if name in dict(RELATIVE.values()) and info.options.get("normalize", "none") == "none":
+                info = replace(info, scale=info.scale or "grows with the logits")
+            if name in derived:
+                self.measures[derived[name]] = replace(
+                    info,
+                    description=f"{name} divided by the range of the logits on each path.",
+                    bounds=(0.0, 1.0),
+                    scale="",
+                    base=name,
+                )
+                info = replace(info, relative=derived[name])
+            self.measures[name] = info
 
     def restrict(
         self,

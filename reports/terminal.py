@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -12,15 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from nlbench.errors import one_line
+from nlbench.store.run import Run
 
 from .exports import board_texts
 from .leaderboard import Row, is_training, leaderboard, sort_measure
 from .remarks import collect_remarks, list_gpus
 from .tables import Measures, read_run
 from .text import ERROR_LEGEND, count, direction, functional_calls, value_text
-
-if TYPE_CHECKING:
-    from nlbench.store.run import Run
 
 _MAX_ROWS = 40
 _TAIL_ROWS = 10  # number of least nonlinear rows among those shown if not all fit

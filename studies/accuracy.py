@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.reports.agreement import Correlation, within_groups
 
@@ -19,10 +19,6 @@ from .history import signature_statistics, summarise_scores
 from .shared.classifiers import Classifiers, classifier_remarks, short_name, undecided_if_untrained
 from .shared.site_scores import signatures, site_scores
 from .shared.zoo_networks import zoo_remarks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 STATISTICS = ("min", "median", "mean", "max", "spread")
 TRAITS = ("parameters", "operations", "sites")

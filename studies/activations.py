@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.request import Request
+from nlbench.store.run import Run
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
 from .framework.verdicts import above, ordered
 from .shared.single_functions import PAPER_ACTIVATIONS, one_batch, summary_values
 from .shared.site_scores import AFFINITY
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
-
 
 MAX_MEAN = 20
 POINTS = 1000

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.citation import Source
 from nlbench.models.zoo.catalogue import MEMBERS
 from nlbench.request import Request
+from nlbench.store.run import Run
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
 from .framework.trends import SIGNIFICANCE, Trend, holm, trend_test
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
-
 
 SIZES = {
     "xxsmall": (13_302, 0.078),

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.request import Request
+from nlbench.store.run import Run
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
 from .framework.verdicts import ordered, within
 from .shared.single_functions import one_batch, relu_on_uniform, summary_values
 from .shared.site_scores import AFFINITY
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
-
 
 LENGTH = 5.0
 POINTS = 2000

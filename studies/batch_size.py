@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.request import Request
 
@@ -14,10 +13,6 @@ from .framework.figures import page_figure
 from .framework.verdicts import ordered, within
 from .shared.site_scores import AFFINITY, site_scores
 from .shared.small_networks import trained_vgg8
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 MIN_CORRELATION = 0.99
 

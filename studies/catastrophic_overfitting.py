@@ -5,20 +5,21 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.citation import Source
 from nlbench.measure import Measure, Result
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
+from .framework.network_measure import network_measure
 from .framework.verdicts import in_most_networks, range_text
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from torch import Tensor, nn
 
 COLLAPSING = 0.4
@@ -185,36 +186,25 @@ def robustness_measure(
         ε, seed and epoch of each network, keyed by its ``id``.
     """
 
-    class RobustAccuracy(Measure):
+    def robust_accuracy(batch: Any) -> Result:
         """Accuracy under PGD.
 
         ``clean`` without attack, ``fgsm`` under that of the training.
         """
+        training = trainings[id(batch.model)]
+        attacks = {
+            "value": (ATTACK, ATTACK_STEPS),
+            "clean": (0.0, 1),
+            "fgsm": (training["epsilon"], 1),
+        }
+        summary = dict(training)
+        for name, (epsilon, steps) in attacks.items():
+            attacked = attack(batch.model, images, labels, epsilon, steps)
+            is_correct = batch.model(attacked).argmax(1) == labels
+            summary[name] = float(is_correct.double().mean())
+        return Result(summary, n=len(images))
 
-        name = "robust-accuracy"
-        probe = "function"
-        trained: ClassVar = trainings
-
-        def update(self, observation: Any) -> None:
-            """Store the network."""
-            self._model = observation.model
-
-        def compute(self) -> Result:
-            """Return the accuracies."""
-            training = self.trained[id(self._model)]
-            attacks = {
-                "value": (ATTACK, ATTACK_STEPS),
-                "clean": (0.0, 1),
-                "fgsm": (training["epsilon"], 1),
-            }
-            summary = dict(training)
-            for name, (epsilon, steps) in attacks.items():
-                attacked = attack(self._model, images, labels, epsilon, steps)
-                is_correct = self._model(attacked).argmax(1) == labels
-                summary[name] = float(is_correct.double().mean())
-            return Result(summary, n=len(images))
-
-    return RobustAccuracy
+    return network_measure("robust-accuracy", robust_accuracy)
 
 
 def checkpoint_table(runs: Runs) -> pd.DataFrame:
@@ -281,7 +271,6 @@ def _verdicts(table: pd.DataFrame, changes: pd.DataFrame) -> list[Verdict]:
     collapsing = table[table.epsilon == COLLAPSING]
     seeds = collapsing.seed.nunique()
     collapsed = changes.seed.nunique()
-    decision = in_most_networks([True] * collapsed + [False] * (seeds - collapsed))
     last = collapsing[collapsing.epoch == collapsing.epoch.max()]
     best = collapsing.groupby("seed").robust.max()
     verdicts = [
@@ -290,9 +279,8 @@ def _verdicts(table: pd.DataFrame, changes: pd.DataFrame) -> list[Verdict]:
             "catastrophic overfitting",
             f"{collapsed} of {seeds} seeds; robust accuracy at most {range_text(best)}, at the "
             f"end {range_text(last.robust)}, under FGSM itself {range_text(last.fgsm)}",
-            decision.agrees,
+            in_most_networks([True] * collapsed + [False] * (seeds - collapsed)),
             "robust accuracy falls below half of its maximum; sign test over seeds",
-            decision.needed,
         )
     ]
     claims = {
@@ -303,16 +291,14 @@ def _verdicts(table: pd.DataFrame, changes: pd.DataFrame) -> list[Verdict]:
         rows = changes[changes.measure == name]
         for column, (claim, others) in claims.items():
             larger = (rows["at collapse"] > rows[column]) & (rows["at collapse"] > 0)
-            decision = in_most_networks(larger)
             verdicts.append(
                 Verdict(
                     f"{subject} {claim}",
                     PUBLISHED if name == "local-linearity" else "",
                     f"{_percent(rows['at collapse'])} an epoch vs. {_percent(rows[column])}; "
                     f"{larger.sum()} of {len(rows)} seeds",
-                    decision.agrees,
+                    in_most_networks(larger),
                     f"it rises, and faster {others}; sign test over seeds that collapse",
-                    decision.needed,
                 )
             )
     return verdicts

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.parsers import unique
 
@@ -28,12 +30,6 @@ from .shared.linearised_networks import (
     original_network,
     paths_shrink,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
-
 
 MODEL = "vgg8"
 DATA = "digits"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from nlbench.parsers import unique
 from nlbench.reports.agreement import within_groups
+from nlbench.store.run import Run
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
@@ -34,12 +35,6 @@ from .shared.classifiers import (
 from .shared.site_scores import AFFINITY, site_scores
 from .shared.small_networks import measure_networks, seeds_by_model
 from .shared.zoo_networks import measure_zoo, zoo_remarks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
-
 
 # Statistic of each measure; the published norm is ‖X - Y‖, not relative to ‖X‖.
 OTHERS = {

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.parsers import unique
 from nlbench.reports.signatures import dtw_distances
@@ -15,10 +14,6 @@ from .framework.figures import page_figure
 from .framework.verdicts import in_most_networks, mean_and_spread
 from .shared.site_scores import AFFINITY, signatures, site_scores
 from .shared.small_networks import DATA, measure_networks, seeds_by_model
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 OTHERS = ("synthetic", "random")
 TRAINING_DIGITS = "digits of the training split"

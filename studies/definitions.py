@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.request import Request
+from nlbench.store.run import Run
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
 from .framework.verdicts import below, ordered, within
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
 
 NAMES = ("activation", "connected", "affine")
 TWINS = {name: f"ladders/twin-{name}" for name in ("plain", "doubled", "cancelling")}

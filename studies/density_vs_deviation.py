@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.reports.agreement import Correlation, spearman
 
@@ -22,10 +21,6 @@ from .shared.linear_regions import (
     path_values,
     sorted_settings,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 # Table 1, CIFAR-10: mean and standard deviation over three networks.
 PUBLISHED = {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from nlbench.request import Request
@@ -14,10 +15,6 @@ from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
 from .framework.verdicts import Decision, mean_above, rises_in_networks
 from .shared.linear_regions import DATA, MEASURES, SOURCE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 WIDTHS = (4, 8, 16)
 QUICK_WIDTHS = (4, 8)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from .framework import Context, Findings, Runs, Study, Verdict
@@ -32,12 +34,6 @@ from .shared.linearised_networks import (
     original_network,
     stays_accurate,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
-
 
 MODEL = "vgg8"
 DATA = "digits"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from nlbench.errors import RequestError
@@ -38,10 +38,6 @@ from .shared.classifiers import (
 )
 from .shared.site_scores import nearest_shares_group, signatures, site_scores
 from .shared.zoo_networks import zoo_remarks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 _PALETTE = (
     "#0072B2", "#56B4E9", "#009E73", "#66A61E", "#000000", "#777777", "#E69F00", "#B8860B",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from nlbench.reports.agreement import kendall
+from nlbench.store.run import Run
 
 from .framework import Findings, Runs, Verdict
 from .framework.figures import page_figure
@@ -23,12 +23,6 @@ from .shared.classifiers import (
 )
 from .shared.site_scores import signatures, site_scores
 from .shared.zoo_networks import zoo_remarks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
-
 
 # Standard deviation of a network's scores over batches, from the slides.
 STD_OVER_BATCHES = {

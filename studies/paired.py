@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.parsers import unique
 
@@ -24,10 +25,6 @@ from .shared.linear_regions import (
     path_values,
     sorted_settings,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 # Table 2, CIFAR-10: fraction of paths on which the first of a pair has the larger deviation, and
 # the larger density; mean ± standard deviation over three pairs.

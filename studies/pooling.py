@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.request import Request
 
@@ -16,10 +16,6 @@ from .framework.verdicts import within
 from .shared.single_functions import PAPER_ACTIVATIONS, normal_score, one_batch, summary_values
 from .shared.site_scores import AFFINITY, site_scores
 from .shared.small_networks import trained_vgg8
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 # Mean and standard deviation over pooling methods (slides).
 PUBLISHED = {

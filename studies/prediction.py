@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.citation import Source
 from nlbench.parsers import unique
 from nlbench.reports.tables import MeasureInfo
 from nlbench.request import Request
 from nlbench.serialization.fields import to_plain
+from nlbench.store.run import Run
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import draw_intervals, page_figure
@@ -22,13 +25,7 @@ from .framework.partial_tau import Association, Group, associate
 from .framework.trends import SIGNIFICANCE, holm
 from .framework.verdicts import above
 from .measures import applicable
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
+from .shared.subjects import load_on_cpu
 
 
 @dataclass(frozen=True)
@@ -210,11 +207,6 @@ def _request_network(
 
 
 def _outcomes(context: Context, task: str, by_model: Mapping[str, Sequence[Path]]) -> Run:
-    import torch
-
-    from nlbench.subjects.load import load_subject
-    from nlbench.subjects.spec import SubjectSpec
-
     from .shared.outcomes import TaskSamples, outcomes_measure
 
     samples = TaskSamples.load(task, TASKS[task].epsilon)
@@ -222,8 +214,7 @@ def _outcomes(context: Context, task: str, by_model: Mapping[str, Sequence[Path]
     trainings = {}
     for model, files in by_model.items():
         for file in files:
-            spec = SubjectSpec(model, str(file), task, samples=2)
-            subject = load_subject(spec, torch.device("cpu"))
+            subject = load_on_cpu(model, str(file), task, samples=2)
             header = subject.facts.weights_metadata or {}
             models[file.name] = subject.model
             trainings[id(subject.model)] = float(header["label_noise"]), int(header["seed"])

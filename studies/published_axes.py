@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.reports.agreement import kendall
 from nlbench.request import Request
+from nlbench.store.run import Run
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
 from .framework.verdicts import ordered, within
 from .published_roots import SOURCE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
-
 
 # Dataset, weights, and layout of the activations' tensors, by model.
 NETWORKS = {

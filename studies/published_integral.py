@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.citation import Source
 from nlbench.errors import Undefined
@@ -20,7 +21,6 @@ from .framework.verdicts import ordered
 from .shared.linear_regions import DATA, MODEL, SOURCE
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from torch import Tensor
 
     from nlbench.probes.lines import SegmentEstimate

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.reports.agreement import Correlation, spearman
+from nlbench.store.run import Run
 
 from .density_vs_deviation import (
     PUBLISHED,
@@ -33,12 +34,7 @@ from .shared.linear_regions import (
     shipped_networks,
     sorted_settings,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
-
+from .shared.subjects import load_on_cpu
 
 AS_PUBLISHED = "-as-published"
 """Suffix for the parts measured with the integral in the published code."""
@@ -209,26 +205,21 @@ def _enlarges_effect(network: str, table: pd.DataFrame) -> Verdict:
 
 def _measure(context: Context, part: str, run: Run) -> Run:
     """Measure a run's networks along its paths with the published code's integral."""
-    from torch import device
-
-    from nlbench.subjects.load import load_subject
-    from nlbench.subjects.spec import SubjectSpec
-
     checkpoints = (context.folder / "checkpoints").glob("*.safetensors")
     files = {file.name: str(file) for file in (*shipped_networks(), *checkpoints)}
     options = run.records[0].probe.options
     by_weights = {record.subject.weights: record.subject for record in run.records}
     subjects = []
     for weights, facts in by_weights.items():
-        spec = SubjectSpec(
+        subject = load_on_cpu(
             facts.model,
             files.get(weights, weights),
             facts.data,
-            facts.seed,
+            seed=facts.seed,
             samples=int(options["number"]),
             split=str(facts.split),
         )
-        subjects.append(load_subject(spec, device("cpu")))
+        subjects.append(subject)
     return context.evaluate(
         {subject.facts.weights: subject.model for subject in subjects},
         subjects[0].inputs,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from .framework import Findings, Runs, Verdict
 from .framework.figures import COLOURS, page_figure
@@ -19,10 +19,6 @@ from .shared.linear_regions import (
     path_remarks,
     path_values,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 _CRITERION = "median over paths; exact trend test over the levels of each seed"
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.citation import Source
 from nlbench.request import Request
@@ -16,10 +16,7 @@ from .framework.figures import page_figure
 from .framework.trends import network_interval
 from .framework.verdicts import mean_above, mean_and_spread, mean_near
 from .shared.single_functions import one_batch
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from .shared.subjects import load_on_cpu
 
 GRID_SIDE = 32
 
@@ -166,15 +163,11 @@ def _images(seed: int, table: pd.DataFrame) -> Figure:
     """Draw the output of each network over the grid of its inputs, from its least to its most."""
     import torch
 
-    from nlbench.subjects.load import load_subject
-    from nlbench.subjects.spec import SubjectSpec
-
     figure, grid = page_figure(4.0, rows=2, columns=4)
     options = (("side", GRID_SIDE),)
     rows = table.set_index(["activation", "weights", "version"])
     for axes, (panel, (model, _, _)) in zip(grid.flat, PANELS.items(), strict=True):
-        spec = SubjectSpec(model, "init", "grid", seed, None, options=options)
-        subject = load_subject(spec, torch.device("cpu"))
+        subject = load_on_cpu(model, "init", "grid", seed=seed, samples=None, options=options)
         with torch.no_grad():
             values = np.asarray(subject.model(subject.inputs))
         # Samples are drawn in random order.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.request import Request
 
@@ -15,10 +15,6 @@ from .framework.figures import draw_theory
 from .framework.verdicts import rises, within
 from .shared.single_functions import one_batch, relu_on_uniform, summary_values
 from .shared.site_scores import AFFINITY
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 # Scores in the authors' notebook, each from one draw, by window index.
 PUBLISHED = {5: 0.1339, 8: 0.5263, 11: 0.7921, 13: 0.9401, 15: 1.0000}

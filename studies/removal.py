@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from scipy import stats
 
 from nlbench.citation import Source
 from nlbench.request import Request
+from nlbench.store.run import Run
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
 from .framework.trends import SIGNIFICANCE, holm, network_interval
 from .framework.verdicts import all_hold, mean_above
 from .shared.small_networks import trained_network
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
-
+from .shared.subjects import load_on_cpu
 
 TASKS = {"mnist1d": "signal-cnn", "digits": "vgg8"}
 SITE_MEASURES = (
@@ -128,7 +123,7 @@ class RemovalStudy(Study):
                 "Differences from substitution and from the best criterion": pd.concat(
                     separations, ignore_index=True
                 ),
-                "By task": _summarize_tasks(correlations, areas),
+                "By task": _summary(correlations, areas, ["task", "criterion"], "flops"),
             },
             {"Correlation with the cost, and area under the curve": _figure(table)},
             _remarks(runs),
@@ -164,19 +159,11 @@ def _curves(
     context: Context, task: str, seed: int, file: str, runs: Mapping[str, Run]
 ) -> dict[str, Run]:
     """Measure the remaining criteria of one network, and its removal curve by each criterion."""
-    import torch
-
-    from nlbench.subjects.load import load_subject
-    from nlbench.subjects.spec import SubjectSpec
-
     from .shared.removal_criteria import criteria_measure, curves_measure
 
     samples = SAMPLES // 4 if context.quick else SAMPLES // 2
     train, test = (
-        load_subject(
-            SubjectSpec(TASKS[task], file, task, 0, samples=samples, split=split),
-            torch.device("cpu"),
-        )
+        load_on_cpu(TASKS[task], file, task, samples=samples, split=split)
         for split in ("train", "test")
     )
     name = f"{task}-seed{seed}"
@@ -274,28 +261,23 @@ def _mean_interval(values: pd.Series[float]) -> tuple[float, float, float]:
     return (float(values.mean()), *network_interval(values))
 
 
-def _summary(correlations: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame:
+def _summary(
+    correlations: pd.DataFrame,
+    areas: pd.DataFrame,
+    keys: Sequence[str] = ("criterion",),
+    other: str = "kl",
+) -> pd.DataFrame:
+    """Average the correlations and areas over networks, and another area, best first."""
+    both = correlations.merge(areas, on=["task", "seed", "criterion"])
     rows = []
-    for criterion, frame in correlations.groupby("criterion", sort=False):
-        area = areas[areas.criterion == criterion]
-        rho = _mean_interval(frame.spearman)
-        rows.append((criterion, len(frame), *rho, *_mean_interval(area.accuracy), area.kl.mean()))
-    columns = ["criterion", "networks", "spearman", "low", "high"]
-    columns += ["area", "area low", "area high", "area kl"]
-    return pd.DataFrame(rows, columns=columns).sort_values("spearman", ascending=False)
-
-
-def _summarize_tasks(correlations: pd.DataFrame, areas: pd.DataFrame) -> pd.DataFrame:
-    rows = []
-    for (task, criterion), frame in correlations.groupby(["task", "criterion"], sort=False):
-        area = areas[(areas.criterion == criterion) & (areas.task == task)]
-        rho = _mean_interval(frame.spearman)
-        accuracy = _mean_interval(area.accuracy)
-        rows.append((task, criterion, len(frame), *rho, *accuracy, area.flops.mean()))
-    columns = ["task", "criterion", "networks", "spearman", "low", "high"]
-    columns += ["area", "area low", "area high", "area by flops"]
+    for key, networks in both.groupby(list(keys), sort=False):
+        intervals = *_mean_interval(networks.spearman), *_mean_interval(networks.accuracy)
+        rows.append((*key, len(networks), *intervals, networks[other].mean()))
+    columns = [*keys, "networks", "spearman", "low", "high"]
+    columns += ["area", "area low", "area high", {"kl": "area kl", "flops": "area by flops"}[other]]
     table = pd.DataFrame(rows, columns=columns)
-    return table.sort_values(["task", "spearman"], ascending=[True, False])
+    order = [*keys[:-1], "spearman"]
+    return table.sort_values(order, ascending=[name != "spearman" for name in order])
 
 
 def _differences(

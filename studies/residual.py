@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from .framework import Context, Findings, Runs, Study, Verdict
@@ -15,10 +15,6 @@ from .framework.figures import COLOURS, page_figure
 from .framework.verdicts import mean_above, mean_below
 from .shared.site_scores import AFFINITY, site_scores
 from .shared.small_networks import measure_networks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 MIN_SEPARATION = 2.0
 """Ashman's D above which two normal distributions are cleanly separated."""

@@ -6,28 +6,24 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from scipy import stats
 
 from nlbench.citation import Source
 from nlbench.models.zoo.catalogue import MEMBERS, Member
 from nlbench.request import Request
+from nlbench.store.run import Run
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
 from .framework.trends import network_interval
 from .framework.verdicts import in_most_networks, mean_above, mean_below, range_text
 from .shared.site_scores import site_scores
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
-
 
 DATA = "text/python"
 PUBLISHED_SCORE = 0.99

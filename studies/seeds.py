@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from nlbench.parsers import unique
 from nlbench.reports.signatures import compare_signatures
 from nlbench.request import Request
+from nlbench.store.run import Run
 
 from .correlations import NAMES, OTHERS
 from .framework import Context, Findings, Runs, Study, Verdict
@@ -25,14 +27,6 @@ from .shared.linear_regions import RECIPES, shipped_networks
 from .shared.linearised_networks import linearise, original_network
 from .shared.site_scores import AFFINITY, nearest_shares_group, signatures, site_scores
 from .shared.small_networks import DATA, measure_networks, seeds_by_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
-
 
 TABLE_3 = {
     "affinity": "0.76 ± 0.04",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.request import Request
+from nlbench.store.run import Run
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
@@ -20,12 +21,6 @@ from .shared.single_functions import (
     summary_values,
 )
 from .shared.site_scores import AFFINITY
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
-
 
 # Rightmost values of the curves without shrinkage in the slides, where labels are legible.
 ENDS = {"sigmoid": 0.95, "tanh": 0.90, "hardtanh": 0.88, "hardswish": 0.83, "gelu": 0.78}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.reports.agreement import spearman
 from nlbench.request import Request
@@ -26,10 +25,6 @@ from .shared.linear_regions import (
     sorted_settings,
     trained_networks,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 WEAK = 0.5
 """Maximum size of a correlation that counts as none: it explains a quarter of the variance."""

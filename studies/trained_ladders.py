@@ -20,6 +20,7 @@ from .shared.ladder_cells import PARAMETERS, read_cells, read_descriptions
 from .shared.ladder_tables import order_table
 from .shared.ladders import Ladder, Rung
 from .shared.orders import SEEN, WORDS, Order, orders_by_measure
+from .shared.subjects import load_on_cpu
 
 if TYPE_CHECKING:
     from torch import nn
@@ -201,11 +202,7 @@ def _write_rungs(context: Context, plant: Plant, ladder: Ladder) -> tuple[str, .
 
     Return their paths.
     """
-    import torch
-
     from nlbench.serialization.files import make_folder
-    from nlbench.subjects.load import load_subject
-    from nlbench.subjects.spec import SubjectSpec
     from nlbench.subjects.weights import save_weights
 
     folder = context.folder / "checkpoints"
@@ -215,10 +212,14 @@ def _write_rungs(context: Context, plant: Plant, ladder: Ladder) -> tuple[str, .
     if all(file.is_file() for file in files):
         return tuple(map(str, files))
     options = tuple(sorted((plant.options or {}).items()))
-    spec = SubjectSpec(
-        plant.model, "trained", plant.data, 0, plant.fitting_samples, split="train", options=options
+    subject = load_on_cpu(
+        plant.model,
+        "trained",
+        plant.data,
+        samples=plant.fitting_samples,
+        split="train",
+        options=options,
     )
-    subject = load_subject(spec, torch.device("cpu"))
     for rung, file in zip(ladder.rungs, files, strict=True):
         network, metadata = _plant(subject, plant.of, float(rung.label))
         facts = {**(subject.facts.weights_metadata or {}), **metadata}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.parsers import unique
 from nlbench.reports.agreement import kendall
@@ -16,10 +16,6 @@ from .framework.figures import page_figure
 from .framework.verdicts import in_most_networks, mean_above, mean_below, range_text
 from .shared.site_scores import AFFINITY, signatures, site_scores
 from .shared.small_networks import measure_networks, seeds_by_model
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 NEARLY_LINEAR = 0.95
 Signatures = Mapping[tuple[str, str, int], np.ndarray]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
@@ -22,11 +25,6 @@ from .shared.linearised_networks import (
     paths_shrink,
     stays_accurate,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
 
 MODEL = "transformer-tiny"
 DATA = "number-words"

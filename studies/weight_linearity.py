@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.measure import Measure, Result
+from nlbench.store.run import Run
 
 from .early_or_late import HARDER_DATA, HARDER_MODEL, late_advantages, request_networks
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
+from .framework.network_measure import network_measure
 from .framework.trends import MIN_NETWORKS, network_interval
-from .framework.verdicts import above, below, in_most_networks, range_text
+from .framework.verdicts import Decision, above, below, in_most_networks, range_text
 from .shared.linearised_networks import (
     SOURCE,
     epochs_remark,
@@ -22,14 +26,10 @@ from .shared.linearised_networks import (
     measure_networks,
     network_table,
 )
+from .shared.subjects import load_on_cpu
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
     from torch import nn
-
-    from nlbench.store.run import Run
 
 SAMPLES = 256
 EXPLAINED = 0.5
@@ -87,39 +87,21 @@ def comparison_measure(starts: Mapping[int, nn.Module]) -> type[Measure]:
         The network at the start, keyed by the ``id`` of the trained one.
     """
 
-    class LinearitySinceStart(Measure):
+    def linearity_since_start(batch: Any) -> Result:
         """Nonlinearity in the weights, and the distance of the tangent kernels."""
+        from nlbench.weight_linearity import weight_linearity
 
-        name = "linearity-since-start"
-        probe = "function"
-        networks: ClassVar = starts
+        found = weight_linearity(starts[id(batch.model)], batch.model, batch.inputs)
+        return Result({"value": found.value, "kernel": found.kernel_distance}, n=found.n)
 
-        def update(self, observation: Any) -> None:
-            """Compare the network with its start on the first batch."""
-            from nlbench.weight_linearity import weight_linearity
-
-            if not hasattr(self, "_result"):
-                start = self.networks[id(observation.model)]
-                self._result = weight_linearity(start, observation.model, observation.inputs)
-
-        def compute(self) -> Result:
-            """Return both values."""
-            summary = {"value": self._result.value, "kernel": self._result.kernel_distance}
-            return Result(summary, n=self._result.n)
-
-    return LinearitySinceStart
+    return network_measure("linearity-since-start", linearity_since_start)
 
 
 def _compare_weights(context: Context, files: list[Path]) -> Run:
-    import torch
-
     from nlbench.models.sparsified.sparsification import sparsify
-    from nlbench.subjects.load import load_subject
-    from nlbench.subjects.spec import SubjectSpec
 
     def load(weights: str, seed: int) -> Any:
-        spec = SubjectSpec(HARDER_MODEL, weights, HARDER_DATA, seed, samples=SAMPLES)
-        return load_subject(spec, torch.device("cpu"))
+        return load_on_cpu(HARDER_MODEL, weights, HARDER_DATA, seed=seed, samples=SAMPLES)
 
     models = {}
     starts = {}
@@ -243,9 +225,8 @@ def _verdicts(table: pd.DataFrame) -> list[Verdict]:
                 "the time-evolution of the data-dependent NTK",
                 f"{range_text(late)} late, {range_text(early)} early; lower for "
                 f"{(late < early).sum()} of {len(late)} seeds",
-                None if short else decision.agrees,
+                Decision(None, decision.needed) if short else decision,
                 "mean over ω for each seed, then a sign test over seeds",
-                decision.needed,
             )
         )
     return [*verdicts, _test_within(table), _test_explained(table)]

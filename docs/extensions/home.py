@@ -25,7 +25,7 @@ def write_strip(app: Sphinx) -> None:
     source = FigureData.of(leaderboard_run(), NETWORK)
     ((label, cell),) = source.cells("affinity")
     fields = strip_fields(
-        cell, colour_scale("affinity", source.info("affinity"), cell.place_values)
+        cell, colour_scale("affinity", source.scores.measures["affinity"], cell.place_values)
     )
     items = []
     for field in fields:

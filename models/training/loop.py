@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,11 @@ from nlbench.introspection.random_state import preserve_rng_state, torch_generat
 from nlbench.parsers import MAX_TRAINING_SEED
 from nlbench.serialization.files import write_atomically
 from nlbench.serialization.hashing import state_hash
+from nlbench.subjects.data import Data
 
 from .label_noise import check_seed
 from .recipes import Recipe, vanilla
 from .tasks import Task, get_task
-
-if TYPE_CHECKING:
-    from nlbench.subjects.data import Data
-
 
 FORMAT = 1
 

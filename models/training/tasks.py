@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,7 @@ from nlbench.subjects.data import Dataset
 
 from .batches import augment, batches, to_device
 from .label_noise import add_label_noise
-
-if TYPE_CHECKING:
-    from .recipes import Recipe
-
+from .recipes import Recipe
 
 SENTENCES_PER_BATCH = 256
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from nlbench.errors import NotFinite, RequestError
 from nlbench.execution.machine import describe_machine
@@ -25,9 +26,6 @@ from nlbench.subjects.weights_choice import choose_weights, training_folder
 
 from .loop import Epoch, TrainingResult, difference_text, draw_example, train
 from .training_request import TrainingRequest, load_recipe
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError
+from nlbench.measure import Measure
+from nlbench.options import OptionValue
 from nlbench.progress import Progress
 from nlbench.request import ExecutionOptions, Request
+from nlbench.store.run import Run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from nlbench.measure import Measure
     from nlbench.models.training.training_request import TrainingRequest
-    from nlbench.options import OptionValue
-    from nlbench.store.run import Run
 
 
 @dataclass(frozen=True)

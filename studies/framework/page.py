@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib.style
 import pandas as pd
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from nlbench.reports.drawing import STYLE, to_svg, use_page_colours
 from nlbench.reports.environment import environment
@@ -17,9 +18,6 @@ from nlbench.serialization.files import make_folder, write_atomically
 
 from .figures import use_plain_log_labels
 from .study import Findings, Runs, Study
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _TEMPLATE = Path(__file__).with_name("templates") / "study.html.j2"
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
+
+import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.citation import Source
+from nlbench.store.run import Run
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
-
-    from .context import Context
-    from .verdicts import Verdict
+from .context import Context
+from .verdicts import Verdict
 
 Runs: TypeAlias = "Mapping[str, Run]"
 """The runs of a study, keyed by part."""

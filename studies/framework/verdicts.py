@@ -8,16 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from .trends import MAX_CORRELATION, MIN_NETWORKS, SIGNIFICANCE, network_interval, trend_test
+from nlbench.reports.agreement import Correlation
 
-if TYPE_CHECKING:
-    from nlbench.reports.agreement import Correlation
+from .trends import MAX_CORRELATION, MIN_NETWORKS, SIGNIFICANCE, network_interval, trend_test
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from nlbench.studies.framework.figures import COLOURS, draw_intervals, page_figure
 
 from .ladder_cells import REFERENCE
 from .ladders import LADDERS, QUESTIONS
 from .orders import WORDS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def mean_orders(order: pd.DataFrame, question: str) -> pd.DataFrame:

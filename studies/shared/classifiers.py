@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+import pandas as pd
 
 from nlbench.errors import RequestError, nearest
 from nlbench.parsers import unique
 from nlbench.request import Request
+from nlbench.store.run import Run
 from nlbench.studies.framework import Context, Runs, Study, Verdict
 
 from .site_scores import AFFINITY
 from .zoo_networks import measure_zoo
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from nlbench.store.run import Run
 
 
 @dataclass(frozen=True)

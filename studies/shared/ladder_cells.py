@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from nlbench.reports.tables import MeasureInfo
 from nlbench.serialization.fields import to_plain
+from nlbench.store.record import Record
 from nlbench.studies.framework import Runs
 
 from .ladders import AFFINE_MAPS, LADDERS, MIN_EXPLAINED, TWIN_LADDER, Ladder
-
-if TYPE_CHECKING:
-    from nlbench.store.record import Record
 
 NORMALIZED = ("range", "chord")
 REFERENCE = "affine-residual"

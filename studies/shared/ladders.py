@@ -9,14 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from nlbench.studies.framework import Context
 from nlbench.studies.networks.held_out import NAMES, draw
 from nlbench.studies.networks.planted import ACTIVATIONS, DEPTHS, GAINS, MAPS, SLOPES, TWINS
-
-if TYPE_CHECKING:
-    from nlbench.studies.framework import Context
-    from nlbench.subjects.facts import SubjectFacts
+from nlbench.subjects.facts import SubjectFacts
 
 Kind = Literal["planted", "regime", "published"]
 

@@ -10,23 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from nlbench.citation import Source
 from nlbench.parsers import unique
 from nlbench.request import Request
+from nlbench.store.run import Run
 from nlbench.studies.framework import Context, Runs, Study
 from nlbench.studies.framework.figures import draw_ecdf, page_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run import Run
-    from nlbench.subjects.facts import SubjectFacts
+from nlbench.subjects.facts import SubjectFacts
 
 SOURCE = Source(
     citation="M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman. Are All "

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from nlbench.citation import Source
 from nlbench.request import Request
+from nlbench.store.run import Run
 from nlbench.studies.framework import Context, Verdict
 from nlbench.studies.framework.verdicts import Decision, mean_above, rises_in_networks
+from nlbench.subjects.facts import SubjectFacts
 
 from .small_networks import trained_network
-
-if TYPE_CHECKING:
-    from nlbench.store.run import Run
-    from nlbench.subjects.facts import SubjectFacts
 
 SOURCE = Source(
     citation="C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "

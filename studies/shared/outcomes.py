@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from nlbench.measure import Measure, Result
 from nlbench.models.training.label_noise import corrupt_labels
 from nlbench.probes.replacement import AffineFit, CallInterception, find_calls
 from nlbench.probes.replacement.fits import copy_to_rows
+from nlbench.studies.framework.network_measure import network_measure
 from nlbench.subjects.data import read_items
 from nlbench.subjects.load import load_dataset
 
@@ -186,7 +187,7 @@ def outcomes_measure(
         Fraction of wrong labels and training seed for each network, keyed by its ``id``.
     """
 
-    class NetworkOutcomes(Measure):
+    def network_outcomes(batch: Any) -> Result:
         """Accuracies, training loss and outcomes for a network.
 
         ``value`` is the accuracy on the test split, ``train`` and ``loss`` the accuracy and the
@@ -195,44 +196,33 @@ def outcomes_measure(
         ``gap_1``, ``fragility_0`` and ``fragility_1`` are those on halves of the test samples;
         ``norm`` is the Euclidean norm of the weights.
         """
+        model = batch.model
+        noise, seed = trainings[id(model)]
+        inputs, labels = samples.train
+        labels = corrupt_labels(labels, noise, samples.classes, seed)
+        with torch.no_grad():
+            logits = model(inputs)
+            loss = functional.cross_entropy(logits.double(), labels)
+            train = float((logits.argmax(-1) == labels).double().mean())
+            correct = (model(samples.test[0]).argmax(-1) == samples.test[1]).double()
+            share = nonlinear_fraction(model, samples)
+        accuracy = float(correct.mean())
+        weights = torch.cat([p.detach().flatten() for p in model.parameters() if p.ndim > 1])
+        summary = {
+            "value": accuracy,
+            "train": train,
+            "loss": float(loss),
+            "gap": generalisation_gap(train, accuracy, noise, samples.classes),
+            "fragility": 1 - fgsm_robustness(model, *samples.test, samples.epsilon),
+            "nonlinear": share,
+            "norm": float(weights.norm()),
+        }
+        for half in (0, 1):
+            accuracy = float(correct[half::2].mean())
+            gap = generalisation_gap(train, accuracy, noise, samples.classes)
+            inputs, labels = (tensor[half::2] for tensor in samples.test)
+            robustness = fgsm_robustness(model, inputs, labels, samples.epsilon)
+            summary |= {f"gap_{half}": gap, f"fragility_{half}": 1 - robustness}
+        return Result(summary, n=len(correct))
 
-        name = "network-outcomes"
-        probe = "function"
-        trained: ClassVar = trainings
-
-        def update(self, observation: Any) -> None:
-            """Store the network."""
-            self._model = observation.model
-
-        def compute(self) -> Result:
-            """Compute the outcomes."""
-            model = self._model
-            noise, seed = self.trained[id(model)]
-            inputs, labels = samples.train
-            labels = corrupt_labels(labels, noise, samples.classes, seed)
-            with torch.no_grad():
-                logits = model(inputs)
-                loss = functional.cross_entropy(logits.double(), labels)
-                train = float((logits.argmax(-1) == labels).double().mean())
-                correct = (model(samples.test[0]).argmax(-1) == samples.test[1]).double()
-                share = nonlinear_fraction(model, samples)
-            accuracy = float(correct.mean())
-            weights = torch.cat([p.detach().flatten() for p in model.parameters() if p.ndim > 1])
-            summary = {
-                "value": accuracy,
-                "train": train,
-                "loss": float(loss),
-                "gap": generalisation_gap(train, accuracy, noise, samples.classes),
-                "fragility": 1 - fgsm_robustness(model, *samples.test, samples.epsilon),
-                "nonlinear": share,
-                "norm": float(weights.norm()),
-            }
-            for half in (0, 1):
-                accuracy = float(correct[half::2].mean())
-                gap = generalisation_gap(train, accuracy, noise, samples.classes)
-                inputs, labels = (tensor[half::2] for tensor in samples.test)
-                robustness = fgsm_robustness(model, inputs, labels, samples.epsilon)
-                summary |= {f"gap_{half}": gap, f"fragility_{half}": 1 - robustness}
-            return Result(summary, n=len(correct))
-
-    return NetworkOutcomes
+    return network_measure("network-outcomes", network_outcomes)

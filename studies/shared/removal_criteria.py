@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,8 @@ from nlbench.measure import Measure, Result, Value
 from nlbench.models.removal.curve import Removal, area_under
 from nlbench.probes.replacement import AffineFit, CallInterception, ReplaceableCall, find_calls
 from nlbench.probes.replacement.fits import copy_to_rows
-
-if TYPE_CHECKING:
-    from nlbench.subjects.subject import Subject
+from nlbench.studies.framework.network_measure import network_measure
+from nlbench.subjects.subject import Subject
 
 LARGE_WEIGHT_FRACTION = 0.1
 """Fraction of a network's weights that SENet's criterion counts as large."""
@@ -131,38 +130,22 @@ def _weight_density(model: nn.Module) -> dict[str, float]:
     return density
 
 
-class _SubjectMeasure(Measure):
-    """Base class for measures that run the network themselves."""
-
-    probe = "function"
-
-    def update(self, observation: Any) -> None:
-        """Ignore the observation."""
-
-
 def criteria_measure(train: Subject, seed: int) -> type[Measure]:
     """Return a measure of a network's `call_criteria`.
 
     ``value`` is the residual.
     """
 
-    class RemovalCriteria(_SubjectMeasure):
+    def removal_criteria(_: Any) -> Result:
         """Criteria of the activation calls of one network."""
+        assert train.labels is not None
+        calls = find_calls(train.model, train.inputs[:2])
+        table = call_criteria(train.model, calls, train.inputs, train.labels, seed=seed)
+        return Result.of(
+            [Value(name, {"value": row["residual"], **row}) for name, row in table.items()]
+        )
 
-        name = "removal-criteria"
-
-        def compute(self) -> Result:
-            """Return the criteria of each call."""
-            model = train.model
-            labels = train.labels
-            assert labels is not None
-            calls = find_calls(model, train.inputs[:2])
-            table = call_criteria(model, calls, train.inputs, labels, seed=seed)
-            return Result.of(
-                [Value(name, {"value": row["residual"], **row}) for name, row in table.items()]
-            )
-
-    return RemovalCriteria
+    return network_measure("removal-criteria", removal_criteria)
 
 
 def curves_measure(
@@ -178,38 +161,33 @@ def curves_measure(
         Keyed by criterion and call; the call with the smallest value is removed first.
     """
 
-    class RemovalCurves(_SubjectMeasure):
+    def removal_curves(_: Any) -> Result:
         """Areas under the removal curves: ``value`` for accuracy, ``kl`` for the divergence.
 
         ``parts`` lists the accuracies as calls are removed, from none to all.
         """
+        calls = find_calls(train.model, train.inputs[:2])
+        removal = Removal(train.model, calls, train.inputs, test.inputs, test.labels)
+        cached: dict[frozenset[str], Any] = {}
 
-        name = "removal-curves"
+        def step(removed: Sequence[str]) -> Any:
+            key = frozenset(removed)
+            if key not in cached:
+                cached[key] = removal.step(removed)
+            return cached[key]
 
-        def compute(self) -> Result:
-            """Return the areas for each criterion."""
-            calls = find_calls(train.model, train.inputs[:2])
-            removal = Removal(train.model, calls, train.inputs, test.inputs, test.labels)
-            cache: dict[frozenset[str], Any] = {}
+        values = []
+        for criterion, scores in criteria.items():
+            order = sorted((call.name for call in calls), key=lambda n: scores[n])
+            steps = [step(order[:count]) for count in range(len(order) + 1)]
+            areas = {
+                "value": area_under(steps, "accuracy"),
+                "kl": area_under(steps, "kl"),
+                "value_flops": area_under(steps, "accuracy", "flops"),
+                "value_units": area_under(steps, "accuracy", "units"),
+            }
+            accuracies = [float(step.accuracy or 0.0) for step in steps]
+            values.append(Value(criterion, areas, parts={"accuracy": accuracies}))
+        return Result.of(values)
 
-            def step(removed: Sequence[str]) -> Any:
-                key = frozenset(removed)
-                if key not in cache:
-                    cache[key] = removal.step(removed)
-                return cache[key]
-
-            values = []
-            for criterion, scores in criteria.items():
-                order = sorted((call.name for call in calls), key=lambda n: scores[n])
-                steps = [step(order[:count]) for count in range(len(order) + 1)]
-                areas = {
-                    "value": area_under(steps, "accuracy"),
-                    "kl": area_under(steps, "kl"),
-                    "value_flops": area_under(steps, "accuracy", "flops"),
-                    "value_units": area_under(steps, "accuracy", "units"),
-                }
-                accuracies = [float(step.accuracy or 0.0) for step in steps]
-                values.append(Value(criterion, areas, parts={"accuracy": accuracies}))
-            return Result.of(values)
-
-    return RemovalCurves
+    return network_measure("removal-curves", removal_curves)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
-if TYPE_CHECKING:
-    from nlbench.store.run import Run
+from nlbench.store.run import Run
 
 PUBLISHED_NORMAL_SCORES = {
     "sigmoid": 0.91,

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from nlbench.citation import Source
+from nlbench.store.run import Run
 from nlbench.studies.framework import Verdict
 from nlbench.studies.framework.verdicts import in_most_networks
-
-if TYPE_CHECKING:
-    from nlbench.store.run import Run
-    from nlbench.subjects.facts import SubjectFacts
+from nlbench.subjects.facts import SubjectFacts
 
 AFFINITY = Source(
     citation="Q. Bouniot, I. Redko, A. Mallasto, C. Laclau, O. Struckmeier, K. Arndt, "

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nlbench.request import Request
-
-if TYPE_CHECKING:
-    from nlbench.store.run import Run
-    from nlbench.studies.framework import Context
+from nlbench.store.run import Run
+from nlbench.studies.framework import Context
 
 DATA = "digits"
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from nlbench.models.zoo.catalogue import MEMBERS
 from nlbench.request import Request
-
-if TYPE_CHECKING:
-    from nlbench.store.run import Run
-    from nlbench.studies.framework import Context, Runs
+from nlbench.store.run import Run
+from nlbench.studies.framework import Context, Runs
 
 PART = "zoo"
 
