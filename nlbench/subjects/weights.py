@@ -51,8 +51,13 @@ def read_metadata(path: Path) -> dict[str, str]:
     with contextlib.suppress(RequestError):  # `load_weights` reports damaged files.
         if path.is_file():
             with _open_safetensors(path) as file:
-                return dict(file.metadata() or {})
+                return _sorted_metadata(file)
     return {}
+
+
+def _sorted_metadata(file: Any) -> dict[str, str]:
+    """Return the metadata of an open file, which safetensors reads in random order."""
+    return dict(sorted((file.metadata() or {}).items()))
 
 
 @contextlib.contextmanager
@@ -143,7 +148,8 @@ def read_checkpoint(path: Path) -> tuple[Any, dict[str, str]]:
     # Check for safetensors first: it starts with the header's length, which may match any format.
     if head[HEADER_LENGTH.size :] == b"{":
         with _open_safetensors(path) as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, _sorted_metadata(file)
     if head.startswith((b"PK\x03\x04", b"\x80")):
         return _read_torch(path), {}
     raise RequestError(

@@ -18,7 +18,12 @@ from nlbench.errors import RequestError
 from nlbench.parsers import parse_paths
 from nlbench.serialization.hashing import file_hash, state_hash
 from nlbench.subjects.spec import SubjectSpec
-from nlbench.subjects.weights import load_weights, save_weights
+from nlbench.subjects.weights import (
+    load_weights,
+    read_checkpoint,
+    read_metadata,
+    save_weights,
+)
 from nlbench.subjects.weights_choice import choose_weights
 
 
@@ -363,3 +368,11 @@ def test_folders_of_adapters_are_called_so(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(RequestError):
         choose_weights(SubjectSpec("vgg8", str(tmp_path), "digits"))
+
+
+def test_metadata_are_read_in_one_order(tmp_path):
+    # safetensors returns them in another order at each call.
+    names = [f"name{index}" for index in range(20)]
+    file = tmp_path / "weights.safetensors"
+    save_file({"weight": torch.zeros(2)}, file, dict.fromkeys(reversed(names), "text"))
+    assert list(read_metadata(file)) == list(read_checkpoint(file)[1]) == sorted(names)
