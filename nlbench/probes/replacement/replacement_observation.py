@@ -142,100 +142,140 @@ LabelledBatch = tuple[Tensor, Tensor | None]
 
 def observe(probe_pass: ProbePass) -> ProbeFacts:
     """Fit maps on every other sample, and observe the outputs with each map on the other half."""
-    model = probe_pass.model
-    samples = probe_pass.samples
-    options = probe_pass.options
-    resources = probe_pass.resources
-    step = probe_pass.step
-    unseen: dict[str, None] = {}
-    device = resources.device
-    first = samples.inputs[:EXAMPLE_SAMPLES].to(device)
-    size = int(options["batch"])
-    of = str(options["of"])
-    names = parse_maps(str(options["maps"]), of)
-    if memory_limit := SampleLimit(
-        resources.feasible_sizes,
-        model,
-        "samples of replaced passes",
-        first,
-        resources.memory,
-        times=PASS_MEMORY_FACTOR,
-    ).limit:
-        size = min(size, 2 * memory_limit)
-    undefined: dict[str, str] = {}
-    places = _find_places(model, first, of, str(options["select"]), unseen, undefined)
-    unmasked: dict[str, None] = {}
-    with exact_by_default(), evaluation_mode(model), without_fast_path():
-        prefix = SharedPrefix(model, places, first)
-        memory = usable_memory(device, resources.memory)
-        fitting = (1 - MAX_FITTING_FRACTION) * memory / prefix.bytes_per_sample
-        if prefix.is_cached and fitting < 1:
-            prefix.disable()
-        limit = max(1, int(fitting)) if prefix.is_cached else size
-        max_samples = max(1, MAX_OUTPUT_BYTES // prefix.output_bytes)
-        # Only half of each batch is used in a pass, for fitting or for evaluation.
-        size = min(size, 2 * max_samples)
-        limit = min(limit, max_samples)
-        max_evaluated = int(options["judged"]) or None
+    return _Observation(probe_pass).run()
+
+
+class _Observation:
+    """One pass of the probe, and what it finds."""
+
+    def __init__(self, probe_pass: ProbePass) -> None:
+        self._pass = probe_pass
+        self._model = probe_pass.model
+        self._device = probe_pass.resources.device
+        self._options = probe_pass.options
+        self._of = str(self._options["of"])
+        self._names = parse_maps(str(self._options["maps"]), self._of)
+        self._example = probe_pass.samples.inputs[:EXAMPLE_SAMPLES].to(self._device)
+        # Number of evaluated samples of each batch.
+        self._evaluated: dict[int, int] = {}
+        # Reasons why maps are missing.
+        self._reasons: list[str] = []
+        self._rows_per_coefficient: dict[str, float] = {}
+        self._unseen: dict[str, None] = {}
+        self._undefined: dict[str, str] = {}
+        self._unmasked: dict[str, None] = {}
+
+    def run(self) -> ProbeFacts:
+        """Fit and observe all maps in groups of places that fit in memory."""
+        batch = self._batch_size()
+        select = str(self._options["select"])
+        places = _find_places(
+            self._model, self._example, self._of, select, self._unseen, self._undefined
+        )
+        memory = usable_memory(self._device, self._pass.resources.memory)
+        with exact_by_default(), evaluation_mode(self._model), without_fast_path():
+            prefix = SharedPrefix(self._model, places, self._example)
+            fitting = (1 - MAX_FITTING_FRACTION) * memory / prefix.bytes_per_sample
+            if prefix.is_cached and fitting < 1:
+                prefix.disable()
+            # Only half of each batch is used in a pass, for fitting or for evaluation.
+            max_samples = max(1, MAX_OUTPUT_BYTES // prefix.output_bytes)
+            batch = min(batch, 2 * max_samples)
+            limit = max(1, int(fitting)) if prefix.is_cached else batch
+            limit = min(limit, max_samples)
+            for group in _groups(places, self._full_channels, MAX_FITTING_FRACTION * memory):
+                indices = itertools.count()
+                for half in (0, 1) if self._options["crossed"] else (0,):
+                    maps = self._fit(group, batch, half)
+                    if maps:
+                        self._observe(prefix, maps, batch, 1 - half, limit, indices)
+        if not self._evaluated:
+            no_samples = "there are no samples to evaluate maps on: at least 4 are needed"
+            raise Undefined(next(filter(None, self._reasons), no_samples))
+        return self._facts(places, prefix)
+
+    def _batch_size(self) -> int:
+        size = int(self._options["batch"])
+        resources = self._pass.resources
+        limit = SampleLimit(
+            resources.feasible_sizes,
+            self._model,
+            "samples of replaced passes",
+            self._example,
+            resources.memory,
+            times=PASS_MEMORY_FACTOR,
+        ).limit
+        return min(size, 2 * limit) if limit else size
+
+    @property
+    def _full_channels(self) -> int | None:
+        """Largest number of channels for a full map, or None for any number."""
+        if "affine" not in self._names:
+            return 0
         # There is no limit for modules: they are few, and by default only a full map is fitted.
-        full_channels = int(options["affine"]) if of == "activations" else None
-        full_channels = full_channels if "affine" in names else 0
-        degree = max((POLYNOMIAL_DEGREES.get(name, 1) for name in names), default=1)
-        evaluated: dict[int, int] = {}
-        reasons: list[str] = []
-        rows: dict[str, float] = {}
-        for group in _groups(places, full_channels, MAX_FITTING_FRACTION * memory):
-            indices = itertools.count()
-            for half in (0, 1) if options["crossed"] else (0,):
-                fitted = (inputs for inputs, _ in _halves(samples, size, half, device, step))
-                fits = fit_places(
-                    model,
-                    group,
-                    fitted,
-                    full_channels=full_channels,
-                    degree=degree,
-                    on_unmasked=unmasked.setdefault,
-                )
-                reasons += (
-                    _missing_map_reason(names[0], place, fits[place.name]) for place in group
-                )
-                rows |= {
-                    name: fit.rows_per_coefficient
-                    for name, fit in fits.items()
-                    if fit.is_full and fit.rows >= fit.min_rows
-                }
-                # The moments of a place are freed as soon as its maps are computed.
-                maps = [
-                    (place, name, new)
-                    for place in group
-                    for name, new in list_maps(place, fits.pop(place.name), names)
-                ]
-                batches = _first(_halves(samples, size, 1 - half, device, step), max_evaluated)
-                for part in _split(batches, limit) if maps else ():
-                    index = next(indices)
-                    evaluated[index] = len(part[0])
-                    for observation in _observe_maps(model, prefix, maps, names[0], part, index):
-                        probe_pass.show(observation)
-    if not evaluated:
-        no_samples = "there are no samples to evaluate maps on: at least 4 are needed"
-        raise Undefined(next(filter(None, reasons), no_samples))
-    facts = ProbeFacts(
-        samples=sum(evaluated.values()),
-        sites=len(places),
-        kinds={place.name: place.kind for place in places},
-        is_prefix_shared=prefix.is_cached,
-    )
-    if undefined:
-        facts["undefined"] = undefined
-    remarks = [_few_rows_remark(rows)] if names[0] == "affine" else []
-    if unseen:
-        facts["unseen"] = list(unseen)
-        remarks.append(f"activations not captured: {', '.join(list(unseen)[:6])}")
-    if unmasked:
-        remarks.append(unmasked_remark(list(unmasked)))
-    if remark := "; ".join(filter(None, remarks)):
-        facts["remark"] = remark
-    return facts
+        return int(self._options["affine"]) if self._of == "activations" else None
+
+    def _fit(
+        self, group: Sequence[ReplaceableCall], size: int, half: int
+    ) -> list[tuple[ReplaceableCall, str, Replacement]]:
+        """Fit the maps of a group of places on half of the samples."""
+        fitted = _halves(self._pass.samples, size, half, self._device, self._pass.step)
+        fits = fit_places(
+            self._model,
+            group,
+            (inputs for inputs, _ in fitted),
+            full_channels=self._full_channels,
+            degree=max((POLYNOMIAL_DEGREES.get(name, 1) for name in self._names), default=1),
+            on_unmasked=self._unmasked.setdefault,
+        )
+        maps = []
+        for place in group:
+            # The moments of a place are freed as soon as its maps are computed.
+            fit = fits.pop(place.name)
+            self._reasons.append(_missing_map_reason(self._names[0], place, fit))
+            if fit.is_full and fit.rows >= fit.min_rows:
+                self._rows_per_coefficient[place.name] = fit.rows_per_coefficient
+            maps += [(place, name, new) for name, new in list_maps(place, fit, self._names)]
+        return maps
+
+    def _observe(
+        self,
+        prefix: SharedPrefix,
+        maps: Sequence[tuple[ReplaceableCall, str, Replacement]],
+        size: int,
+        half: int,
+        limit: int,
+        indices: Iterator[int],
+    ) -> None:
+        """Show the outputs with each map on half of the samples, in batches up to a limit."""
+        max_evaluated = int(self._options["judged"]) or None
+        halves = _halves(self._pass.samples, size, half, self._device, self._pass.step)
+        for part in _split(_first(halves, max_evaluated), limit):
+            index = next(indices)
+            self._evaluated[index] = len(part[0])
+            for outputs in _observe_maps(self._model, prefix, maps, self._names[0], part, index):
+                self._pass.show(outputs)
+
+    def _facts(self, places: Sequence[ReplaceableCall], prefix: SharedPrefix) -> ProbeFacts:
+        facts = ProbeFacts(
+            samples=sum(self._evaluated.values()),
+            sites=len(places),
+            kinds={place.name: place.kind for place in places},
+            is_prefix_shared=prefix.is_cached,
+        )
+        if self._undefined:
+            facts["undefined"] = self._undefined
+        remarks = []
+        if self._names[0] == "affine":
+            remarks.append(_few_rows_remark(self._rows_per_coefficient))
+        if self._unseen:
+            facts["unseen"] = list(self._unseen)
+            remarks.append(f"activations not captured: {', '.join(list(self._unseen)[:6])}")
+        if self._unmasked:
+            remarks.append(unmasked_remark(list(self._unmasked)))
+        if remark := "; ".join(filter(None, remarks)):
+            facts["remark"] = remark
+        return facts
 
 
 def _find_places(
