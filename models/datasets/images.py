@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,18 +86,20 @@ def imagenet(folder: str = "", size: int = 0) -> Dataset:
             )
         return files
 
-    return _make_dataset(
+    source = Source(
+        "O. Russakovsky et al. ImageNet Large Scale Visual Recognition Challenge. "
+        "International Journal of Computer Vision, 2015."
+    )
+    splits = _ImageSplits(
         "imagenet",
         partial(find, "train"),
         partial(find, "val"),
         size,
         1000,
         "labels by the order of the classes' folders",
-        source=Source(
-            "O. Russakovsky et al. ImageNet Large Scale Visual Recognition Challenge. "
-            "International Journal of Computer Vision, 2015."
-        ),
+        declared={"source": source},
     )
+    return splits.preprocessed(IMAGENET_PREPROCESSING)
 
 
 @dataset(
@@ -139,62 +141,69 @@ def image_folder(
     class_folders = _class_folders(test)
     note = f"test split: {test.name}, training split: train"
     find_test = partial(_image_files, test)
-    return _make_dataset(
+    splits = _ImageSplits(
         name,
         partial(_image_files, train),
         find_test,
         size,
         classes or len(class_folders) or 1000,
         note if train != test else "both splits are all images",
-        channels=channels,
-        exif=exif,
-        side=None if size else _common_side(find_test),
-        labelled=bool(class_folders) and classes in (0, len(class_folders)),
+        channels,
+        exif,
+        {"labelled": bool(class_folders) and classes in (0, len(class_folders))},
     )
+    steps = IMAGENET_PREPROCESSING
+    side = None if size else _common_side(find_test)
+    return splits.preprocessed(steps if side is None else replace(steps, crop=side, resize=side))
 
 
-def _make_dataset(
-    name: str,
-    train: Callable[[], LabelledFiles],
-    test: Callable[[], LabelledFiles],
-    size: int,
-    classes: int,
-    note: str,
-    *,
-    channels: int = 3,
-    exif: bool = False,
-    side: int | None = None,
-    **declared: Any,
-) -> Dataset:
-    from .items import ImageFiles
+@dataclass(frozen=True)
+class _ImageSplits:
+    """Files of the training and the test split, and how they are read.
 
-    def preprocess(steps: Preprocessing) -> Dataset:
+    The side of the images is that of the preprocessing unless a `size` is given. `declared` are
+    further fields of the dataset.
+    """
+
+    name: str
+    train: Callable[[], LabelledFiles]
+    test: Callable[[], LabelledFiles]
+    size: int
+    classes: int
+    note: str
+    channels: int = 3
+    exif: bool = False
+    declared: Mapping[str, Any] = field(default_factory=dict)
+
+    def preprocessed(self, steps: Preprocessing) -> Dataset:
+        """Return the dataset with the preprocessing that a model requires."""
+        from .items import ImageFiles
+
+        size = self.size
+        channels = self.channels
         if size and size != steps.crop:
             steps = replace(steps, crop=size, resize=round(steps.resize * size / steps.crop))
         mean, std = (
             numbers if channels == len(numbers) else (sum(numbers) / len(numbers),)
             for numbers in (steps.mean, steps.std)
         )
-        form = "rotated as EXIF data say; " if exif else ""
+        form = "rotated as EXIF data say; " if self.exif else ""
         form += "converted to grayscale; " if channels == 1 else ""
         return Dataset(
-            name=name,
-            train=ImageFiles(train, steps, channels, exif=exif),
-            test=ImageFiles(test, steps, channels, exif=exif),
+            name=self.name,
+            train=ImageFiles(self.train, steps, channels, exif=self.exif),
+            test=ImageFiles(self.test, steps, channels, exif=self.exif),
             shape=(channels, steps.crop, steps.crop),
-            classes=classes,
+            classes=self.classes,
             mean=mean,
             std=std,
             preprocessing=(
                 f"{form}{steps.text}; divided by 255; normalised per channel by mean {mean} "
-                f"and standard deviation {std}; {note}"
+                f"and standard deviation {std}; {self.note}"
             ),
-            adapt=preprocess,
-            **declared,
+            adapt=self.preprocessed,
+            **self.declared,
         )
-
-    steps = IMAGENET_PREPROCESSING
-    return preprocess(steps if side is None else replace(steps, crop=side, resize=side))
 
 
 def _common_side(find: Callable[[], LabelledFiles]) -> int | None:

@@ -449,60 +449,91 @@ def fit_places(
     whose positions a padding mask doesn't apply. Raise Undefined if a batch doesn't call every
     place.
     """
-    starting: dict[CallId, list[ReplaceableCall]] = defaultdict(list)
-    ending: dict[CallId, list[ReplaceableCall]] = defaultdict(list)
-    for place in places:
-        starting[place.call].append(place)
-        ending[place.end].append(place)
-    fits = {
-        place.name: AffineFit(full_channels is None or place.channels <= full_channels, degree)
-        for place in places
-    }
-    interception = CallInterception(model)
-    selector = PositionSelector(RowPolicy(tokens=True))
-    # Rows of the inputs of running calls, without padding, and their indices.
-    running: dict[str, tuple[Tensor, Tensor | None]] = {}
-    called: set[str] = set()
-
-    def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
-        if starts := starting.get(call):
-            # Places that start with one call have one input.
-            x, axis = starts[0].split_by_sample(x, selector.samples)
-            # Copied before the call, which may overwrite its input.
-            rows = copy_to_rows(x, axis)
-            index = None
-            if axis and len(x) == selector.samples:
-                selected = selector.select(x, axis)
-                if selector.is_unmasked(x, axis):
-                    for place in starts:
-                        on_unmasked(place.name)
-                index = None if selected is None else selected.index
-            elif selector.outermost is not None and starts[0].batch_axis is not None:
-                raise Undefined(f"which rows of {starts[0].name} hold padding is unknown")
-            running.update((place.name, (rows, index)) for place in starts)
-        output = compute()
-        for place in ending.get(call, ()):
-            if place.name not in running:
-                continue
-            rows, index = running.pop(place.name)
-            y = first_tensor((output,))
-            assert y is not None
-            pair = rows, copy_to_rows(*place.split_by_sample(y, selector.samples))
-            fits[place.name].add(*(pair if index is None else (side[index] for side in pair)))
-            called.add(place.name)
-        return output
-
+    fitting = _PlaceFits(model, places, full_channels, degree, on_unmasked)
     for inputs in batches:
-        called.clear()
-        running.clear()
-        selector.begin(0, len(inputs))
-        with preserve_rng_state(inputs.device), selector.hooked(model):
-            interception.run(inputs.clone(), replace)
-        if missing := [place.name for place in places if place.name not in called]:
+        fitting.add(inputs)
+    return fitting.fits
+
+
+class _PlaceFits:
+    """Fits of places, to which each batch adds its rows."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        places: Sequence[ReplaceableCall],
+        full_channels: int | None,
+        degree: int,
+        on_unmasked: Callable[[str], object],
+    ) -> None:
+        self.fits = {
+            place.name: AffineFit(full_channels is None or place.channels <= full_channels, degree)
+            for place in places
+        }
+        self._model = model
+        self._places = places
+        self._on_unmasked = on_unmasked
+        self._starting: dict[CallId, list[ReplaceableCall]] = defaultdict(list)
+        self._ending: dict[CallId, list[ReplaceableCall]] = defaultdict(list)
+        for place in places:
+            self._starting[place.call].append(place)
+            self._ending[place.end].append(place)
+        self._interception = CallInterception(model)
+        self._selector = PositionSelector(RowPolicy(tokens=True))
+        # Rows of the inputs of running calls, without padding, and their indices.
+        self._running: dict[str, tuple[Tensor, Tensor | None]] = {}
+        self._called: set[str] = set()
+
+    def add(self, inputs: Tensor) -> None:
+        """Run the model on a batch, and add the rows of all places."""
+        self._called.clear()
+        self._running.clear()
+        self._selector.begin(0, len(inputs))
+        with preserve_rng_state(inputs.device), self._selector.hooked(self._model):
+            self._interception.run(inputs.clone(), self._around)
+        missing = [place.name for place in self._places if place.name not in self._called]
+        if missing:
             raise Undefined(
                 f"a batch doesn't call {missing[0]}, so one name may stand for several places"
             )
-    return fits
+
+    def _around(self, call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
+        if starts := self._starting.get(call):
+            self._start(starts, x)
+        output = compute()
+        for place in self._ending.get(call, ()):
+            if place.name in self._running:
+                self._end(place, output)
+        return output
+
+    def _start(self, places: Sequence[ReplaceableCall], x: Tensor) -> None:
+        """Store the rows of places that start with one call, and so have one input."""
+        selector = self._selector
+        x, axis = places[0].split_by_sample(x, selector.samples)
+        # Copied before the call, which may overwrite its input.
+        rows = copy_to_rows(x, axis)
+        index = None
+        if axis and len(x) == selector.samples:
+            selected = selector.select(x, axis)
+            if selector.is_unmasked(x, axis):
+                for place in places:
+                    self._on_unmasked(place.name)
+            index = None if selected is None else selected.index
+        elif selector.outermost is not None and places[0].batch_axis is not None:
+            raise Undefined(f"which rows of {places[0].name} hold padding is unknown")
+        self._running.update((place.name, (rows, index)) for place in places)
+
+    def _end(self, place: ReplaceableCall, output: Any) -> None:
+        """Add the rows of a place to its fit."""
+        rows, index = self._running.pop(place.name)
+        y = first_tensor((output,))
+        assert y is not None
+        results = copy_to_rows(*place.split_by_sample(y, self._selector.samples))
+        if index is None:
+            self.fits[place.name].add(rows, results)
+        else:
+            self.fits[place.name].add(rows[index], results[index])
+        self._called.add(place.name)
 
 
 def list_maps(
