@@ -18,11 +18,13 @@ from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError, first_line, nearest, shorten
 from nlbench.execution.machine import describe_machine
+from nlbench.execution.probe_pass import DEPENDS_ON
 from nlbench.execution.unit_runner import measure_subject
 from nlbench.introspection.batch_independence import depends_on_order, spread
 from nlbench.introspection.model_output import output_rows
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes, refuse_lazy
 from nlbench.introspection.precision import exact_arithmetic
+from nlbench.introspection.process_state import Changes, restored_thread_state
 from nlbench.introspection.pytree import object_parts
 from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.introspection.threads import default_threads, one_measurement, torch_threads
@@ -272,8 +274,8 @@ class _Evaluation:
                 "loader"
             )
         run = self._measure(model, name, samples, is_divisible=is_divisible)
-        is_measured = all(record.result.status == "ok" for record in run.records)
-        if is_divisible and not is_measured and _is_ordered(model, samples, self._output):
+        is_ordered = any(r.result.notes.get(DEPENDS_ON) == "order" for r in run.records)
+        if is_divisible and is_ordered and samples.stream is None:
             return self._measure(model, name, samples, is_divisible=False)
         return run
 
@@ -472,7 +474,12 @@ def _running(
         with single_tensor_call(model, samples.arguments, output=output), evaluation_mode(model):
             return output_rows(model(inputs.to(device)), len(inputs))
 
-    with torch.no_grad(), preserve_attributes(model), preserve_rng_state(device):
+    with (
+        torch.no_grad(),
+        preserve_attributes(model),
+        preserve_rng_state(device),
+        restored_thread_state(Changes()),
+    ):
         yield run
 
 

@@ -27,8 +27,8 @@ from nlbench.errors import (
 )
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.batch_independence import (
-    DEPENDS_ON_ORDER,
     MAX_GROUP_SIZE,
+    DependsOnOrder,
     RemembersOutputs,
     check_memory,
     depends_on_order,
@@ -58,6 +58,8 @@ from nlbench.subjects.subject import Subject
 
 _FORWARD = "in _call_impl"
 """Part of a traceback if an error was raised in the forward pass of a module."""
+DEPENDS_ON = "depends_on"
+"""Key in a result's notes: what the network's results depend on but their own sample."""
 _SINGLE_SAMPLE_ERROR = "Expected more than 1 value per channel when training"
 """PyTorch's message if batch norm has no statistics of its own and only one sample."""
 _SINGLE_SAMPLE_REASON = (
@@ -394,7 +396,7 @@ class _SampleCheck:
                 return self._rows(samples)
 
         if depends_on_order(rows, spread(inputs), lambda: inputs):
-            raise Undefined(DEPENDS_ON_ORDER)
+            raise DependsOnOrder
 
     def _describe(self, samples: Tensor, together: Tensor | None) -> str:
         if self._compares_batches:
@@ -440,7 +442,10 @@ def _join(*reasons: str) -> str:
 def result_of_error(error: BaseException) -> tuple[Result, str]:
     """Return the result that reports an exception, and the traceback if it is a failure."""
     if isinstance(error, Undefined):
-        return Result.missing("undefined", error_message(error)), ""
+        result = Result.missing("undefined", error_message(error))
+        if isinstance(error, DependsOnOrder):
+            result = replace(result, notes={DEPENDS_ON: "order"})
+        return result, ""
     if _SINGLE_SAMPLE_ERROR in error_message(error):
         return Result.missing("undefined", _SINGLE_SAMPLE_REASON), ""
     return Result.missing("failed", error_text(error)), traceback.format_exc()

@@ -22,10 +22,6 @@ MAX_GROUP_SIZE = 5
 MAX_COMPARED_SAMPLES = 32
 CHANGES = "the network's output for one input changes from call to call"
 DEPENDS_ON_BATCH = "a sample's results depend on the other samples of its batch"
-DEPENDS_ON_ORDER = (
-    "the network only runs on all samples at once, and its results depend on their order, which is "
-    "kept for one batch of nlbench.evaluate, such as nlbench.Arguments"
-)
 
 
 def equal_but_for_rounding(values: Tensor, expected: Tensor, tolerance: Tensor) -> Tensor:
@@ -134,6 +130,16 @@ def _agree_in_small_batches(
         )
     except Exception:  # A network may accept no single samples.
         return False
+
+
+class DependsOnOrder(Undefined):
+    """A model only runs on all samples at once, and its results depend on their order."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the network only runs on all samples at once, and its results depend on their order, "
+            "which is kept for one batch of nlbench.evaluate, such as nlbench.Arguments"
+        )
 
 
 def depends_on_order(
