@@ -21,7 +21,7 @@ from nlbench.execution.machine import describe_machine
 from nlbench.execution.probe_pass import DEPENDS_ON
 from nlbench.execution.unit_runner import measure_subject
 from nlbench.introspection.batch_independence import depends_on_order, spread
-from nlbench.introspection.model_output import output_rows
+from nlbench.introspection.model_output import output_rows, validated_outputs
 from nlbench.introspection.model_state import evaluation_mode, preserve_attributes, refuse_lazy
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.introspection.process_state import Changes, restored_thread_state
@@ -447,7 +447,7 @@ def _is_divisible(model: nn.Module, samples: _Samples, output: OutputChoice) -> 
     count = len(samples.inputs)
     parts = [slice(count // 2), slice(count // 2, count), slice(count - 1, count)]
     try:
-        with _running(model, samples, output) as run:
+        with _running(model, samples, output, validated_outputs) as run:
             whole = run(samples.inputs)
             pairs = [(run(samples.inputs[part]), whole[part]) for part in parts]
     except Exception:  # For example, an edge of a graph may lead to a node that is left out.
@@ -459,23 +459,28 @@ def _is_ordered(model: nn.Module, samples: _Samples, output: OutputChoice) -> bo
     """Return True if a model only runs on all samples at once, and their order matters."""
     if samples.stream is not None:
         return False
-    with _running(model, samples, output) as run:
+    with _running(model, samples, output, output_rows) as run:
         return depends_on_order(run, spread(samples.inputs), lambda: samples.inputs)
 
 
 @contextmanager
 def _running(
-    model: nn.Module, samples: _Samples, output: OutputChoice
+    model: nn.Module,
+    samples: _Samples,
+    output: OutputChoice,
+    read: Callable[[Any, int], Tensor],
 ) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Yield the model as a function of some of the samples, which leaves no mark."""
+    """Yield the model as a function of some of the samples, which leaves no mark.
+
+    `read` returns a tensor of the model's output for a number of samples.
+    """
     device = next((p.device for p in model.parameters()), samples.inputs.device)
 
     def run(inputs: Tensor) -> Tensor:
         with single_tensor_call(model, samples.arguments, output=output), evaluation_mode(model):
-            return output_rows(model(inputs.to(device)), len(inputs))
+            return read(model(inputs.to(device)), len(inputs))
 
     with (
-        torch.no_grad(),
         preserve_attributes(model),
         preserve_rng_state(device),
         restored_thread_state(Changes()),

@@ -502,17 +502,13 @@ def single_tensor_call(
 
     `count` is the only number of samples that the model may run on, if there is one.
     """
-    if isinstance(model, torch.jit.ScriptModule):
-        if not arguments.is_one_tensor:
-            raise RequestError(
-                "inputs: a scripted model can only be called with one tensor; pass the module it "
-                "was made from"
-            )
+    if isinstance(model, torch.jit.ScriptModule) and arguments.is_one_tensor:
         yield
         return
-    handles = [model.register_forward_hook(output or OutputChoice())]
+    handles = []
     if count is not None or not arguments.is_one_tensor:
         handles.append(unpack_arguments(model, arguments, count))
+    handles.append(model.register_forward_hook(output or OutputChoice()))
     try:
         yield
     finally:
@@ -524,6 +520,11 @@ def unpack_arguments(
     model: nn.Module, arguments: ArgumentLayout, count: int | None = None
 ) -> RemovableHandle:
     """Make a model and its copies take one packed tensor, until the handle is removed."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise RequestError(
+            "inputs: a scripted model can only be called with one tensor; pass the module it was "
+            "made from"
+        )
     return model.register_forward_pre_hook(
         _Unpacker(arguments, count), prepend=True, with_kwargs=True
     )

@@ -296,9 +296,7 @@ class OwnCode:
 
         def call(**arguments: Any) -> Any:
             values = {
-                name: _typed(value, _kind(parameters.get(name)), f"{owner}.{name}")
-                if isinstance(value, OptionValue)
-                else value
+                name: _converted(value, parameters.get(name), f"{owner}.{name}")
                 for name, value in arguments.items()
             }
             required = [n for n in names if parameters[n].default is inspect.Parameter.empty]
@@ -380,6 +378,15 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.Signature()
 
 
+def _converted(value: Any, parameter: inspect.Parameter | None, label: str) -> Any:
+    """Convert a setting to the type of an argument, and return any other value as it is."""
+    if not isinstance(value, OptionValue):
+        return value
+    if value == "None" and parameter is not None and parameter.default is None:
+        return None  # Whatever the annotation says.
+    return _typed(value, _kind(parameter), label)
+
+
 def _kind(parameter: inspect.Parameter | None) -> Any:
     """Return the type of an argument: its annotation, or that of its default."""
     if parameter is None:
@@ -390,9 +397,7 @@ def _kind(parameter: inspect.Parameter | None) -> Any:
         is_typed = isinstance(default, str | Enum) or is_dataclass(default)
         return type(default) if is_typed else None
     names = {plain.__name__: plain for plain in _PLAIN}
-    kind = names.get(kind) if isinstance(kind, str) else kind
-    # An argument whose default is None takes None, whatever its annotation says.
-    return kind if default is not None or kind is None else kind | None
+    return names.get(kind) if isinstance(kind, str) else kind
 
 
 _PLAIN = (int, float, bool, str)

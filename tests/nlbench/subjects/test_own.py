@@ -203,6 +203,7 @@ class Net(nn.Linear):
         self, first=1, /, kind: Kind = Kind.RELU, *, plain=Kind.RELU, drop: Optional[float] = None,
         size: Annotated[int, "pixels"] = 3, path: str | None = None, norm: Literal["a", 2] = "a",
         width: Union[int, str] = 7, config: Config = Config(), heads: int = None, tag: str = None,
+        act: callable = None, depth: 3 = None,
     ):
         super().__init__(1, 1)
         self.values = dict(locals())
@@ -228,6 +229,9 @@ class Net(nn.Linear):
         ("heads", "4", "4"),
         ("tag", "None", "None"),
         ("tag", "4", "4"),
+        ("act", "None", "None"),
+        ("depth", "None", "None"),
+        ("depth", "2", "2"),
     ],
 )
 def test_arguments_have_their_annotated_types(folder, name, text, value):
@@ -402,6 +406,25 @@ def test_scripted_networks_are_functions(folder):
     assert len(load_subject(spec, torch.device("cpu")).inputs) == 4
     with pytest.raises(RequestError, match="scripted"):
         load_subject(replace(spec, arguments=(("output", "0"),)), torch.device("cpu"))
+
+
+def test_scripted_networks_of_several_arguments_are_refused(folder):
+    write(
+        folder / "my_net.py",
+        """
+import torch
+from torch import nn
+
+class Sum(nn.Module):
+    def forward(self, x, y):
+        return x + y
+
+net = torch.jit.script(Sum())
+pairs = [{"x": torch.ones(4, 2), "y": torch.ones(4, 2)}]
+""",
+    )
+    with pytest.raises(RequestError, match="scripted"):
+        load_subject(SubjectSpec("my_net.py:net", "init", "my_net.py:pairs"), torch.device("cpu"))
 
 
 def test_tensors_have_no_labels(folder):

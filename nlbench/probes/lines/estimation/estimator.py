@@ -304,7 +304,7 @@ def _estimate(
         start, end = (x.to(evaluator.dtype) for x in segment)
         rounding = evaluator.piecewise.measure_rounding(torch.lerp(start, end, 0.5)[None])
         states.append(_SegmentState(evaluator, (start, end), rounding))
-    _Count(evaluator, evaluator_in, states, options).run()
+    _CrossingCounter(evaluator, evaluator_in, states, options).run()
     if not options.counts:
         for state in states:
             state.crossings = None
@@ -314,7 +314,7 @@ def _estimate(
     return states
 
 
-class _Count:
+class _CrossingCounter:
     """Counts crossings on grids that are halved until the counts are known.
 
     `_active` are the segments that need finer grids, in the order of the group.

@@ -279,15 +279,14 @@ class Recorder(DispatchMode):
         """
         if _reads_values(operation.name) or _READING_TAGS.intersection(operation.function.tags):
             raise error
-        memory = {get_memory_key(tensor) for tensor in operation.written}
-        if memory & self._constants:
+        if any(get_memory_key(tensor) in self._constants for tensor in operation.written):
             raise error
         result = operation.run()
         for tensor in tree_iter(result):
             if not isinstance(tensor, Tensor):
                 raise error
             self._refused[tensor] = error
-        self._refused_memory |= dict.fromkeys(memory, error)
+        self._refused_memory |= {get_memory_key(tensor): error for tensor in operation.written}
         return result
 
     def _check_refused(self, tensors: Sequence[Tensor]) -> None:
