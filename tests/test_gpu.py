@@ -20,6 +20,7 @@ from nlbench.models.training.recipes import vanilla
 from nlbench.probes.lines import estimate_segment, observe_paths, plane, trace_segment
 from nlbench.registry import load
 from nlbench.request import Request
+from nlbench.weight_linearity import weight_linearity
 
 pytestmark = pytest.mark.gpu
 
@@ -180,7 +181,7 @@ def test_the_derivative_of_a_score_is_the_same():
     x = torch.randn(60, 30, dtype=torch.float64)
     gradients = []
     for place in ("cpu", "cuda"):
-        given = x.to(place).requires_grad_()
+        given = x.to(place, copy=True).requires_grad_()
         affinity_score(given, given.relu()).backward()
         gradients.append(given.grad.cpu())
     torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-10)
@@ -237,6 +238,82 @@ def test_nothing_stays_on_the_device_after_a_run(tmp_path):
     nlbench.run(replace(request, settings=settings), tmp_path / "run")
     torch.cuda.empty_cache()
     assert torch.cuda.memory_allocated() - before < 2**26
+
+
+def test_run_of_all_measures_agrees_with_cpu(tmp_path):
+    settings = {"lines.number": 1, "lines.anchors": 2, "lines.radius": 0.5}
+    settings |= {"local-complexity.samples": 4, "local-complexity.traced": 1}
+    request = Request(("*",), ("vgg8",), samples=160, settings=settings)
+    here, there = (
+        nlbench.run(replace(request, device=device), tmp_path / device)
+        for device in ("cpu", "cuda")
+    )
+    assert len(there.records) == len(here.records)
+    for record in here.records:
+        name, result = record.measure.name, there[record.measure.name]
+        assert result.status == record.result.status, f"{name}: {result.reason}"
+        expected = pytest.approx(record.result.summary, rel=DIGITS[name], abs=1e-6)
+        assert result.summary == expected, name
+
+
+def test_padded_language_model_agrees_with_cpu():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=64, num_hidden_layers=3, **sizes)
+    model = transformers.LlamaForCausalLM(config).eval()
+    mask = torch.ones(16, 12, dtype=torch.long)
+    mask[::2, 8:] = 0
+    inputs = {"input_ids": torch.randint(1, 64, (16, 12)), "attention_mask": mask}
+    measures = ["linearity", "influence", "substitution", "cka", "norm"]
+    settings = {"sites.of": "blocks", "replacement.of": "blocks"}
+    here = nlbench.evaluate(model, inputs, measures, settings=settings)
+    inputs = {name: tensor.cuda() for name, tensor in inputs.items()}
+    there = nlbench.evaluate(copy.deepcopy(model).cuda(), inputs, measures, settings=settings)
+    for name in measures:
+        assert there[name].status == here[name].status, f"{name}: {there[name].reason}"
+        assert there[name].summary == pytest.approx(here[name].summary, rel=DIGITS[name]), name
+
+
+def test_weight_linearity_agrees_with_cpu():
+    start, inputs = network(), torch.rand(40, 3, 32, 32)
+    end = copy.deepcopy(start)
+    with torch.no_grad():
+        for parameter in end.parameters():
+            parameter += 0.01 * torch.randn_like(parameter)
+    here = weight_linearity(start, end, inputs)
+    there = weight_linearity(start.cuda(), end.cuda(), inputs.cuda())
+    assert there.value == pytest.approx(here.value, rel=1e-6)
+    assert there.kernel_distance == pytest.approx(here.kernel_distance, rel=1e-6)
+
+
+FEW = ("--samples", "64")
+COMMANDS = {
+    "remove": ("remove", "--model", "vgg8", *FEW, "--fit-samples", "64", "--out", "out"),
+    "linearize": (
+        "linearize",
+        "--model",
+        "vgg8",
+        "--omega",
+        "0.01",
+        "--epochs",
+        "1",
+        "--out",
+        "out",
+    ),
+    "plane": ("plane", "vgg8", "--size", "16", "--out", "plane.png"),
+    "train": ("train", "--model", "vgg8", "--epochs", "1", "--out", "out.safetensors"),
+    "check-measure": ("check-measure", "affinity"),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_works_on_the_gpu(name, tmp_path):
+    command = [sys.executable, "-m", "nlbench.cli.app", *COMMANDS[name]]
+    if name != "check-measure":
+        command += ["--device", "cuda"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 ON_CPU = """
