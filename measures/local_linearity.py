@@ -15,14 +15,12 @@ from nlbench.introspection.memory import microbatch_sizes
 from nlbench.measure import MoreMeans
 from nlbench.options import Option
 
+from .statistics.rounding import output_rounding
 from .statistics.sample_measure import SampleMeasure
 from .statistics.sample_seeds import random_signs, sample_seeds
 
 if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch
-
-ROUNDING_SAMPLES = 16
-"""Number of samples of a batch whose outputs determine its rounding."""
 
 MAX_ROUNDING = 0.01
 """Maximum rounding of an output, relative to the output's change in the ball."""
@@ -120,17 +118,7 @@ def gradient_signs(
 
 def _check_rounding(observation: FunctionBatch, changes: Tensor) -> None:
     """Raise if the rounding of outputs is not small beside their changes."""
-    with torch.no_grad():
-        outputs = observation.function(observation.inputs[:ROUNDING_SAMPLES])
-    tensors = [outputs, *observation.model.parameters()]
-    dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
-    narrowest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
-    rounding = torch.finfo(narrowest).eps * outputs.double().norm(dim=1).mean().item()
-    precise = observation.precise_outputs(ROUNDING_SAMPLES)
-    if precise is not None:
-        # Parts of the network may compute in a narrower type.
-        errors = outputs.double() - precise.to(outputs.device)
-        rounding = max(rounding, errors.norm(dim=1).mean().item())
+    rounding, _ = output_rounding(observation)
     spread = changes.mean().sqrt().item()
     if spread and rounding > MAX_ROUNDING * spread:
         raise Undefined(

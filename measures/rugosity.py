@@ -10,15 +10,23 @@ import torch
 from torch import Tensor
 
 from nlbench.citation import Source
+from nlbench.errors import Undefined
 from nlbench.measure import MoreMeans
 from nlbench.options import Option
 
 from .geometric_complexity import squared_jacobian_norms
+from .statistics.rounding import SAMPLES, output_rounding
 from .statistics.sample_measure import SampleMeasure
 from .statistics.sample_seeds import random_signs, sample_seeds
 
 if TYPE_CHECKING:
     from nlbench.probes.function import FunctionBatch
+
+MAX_ROUNDING = 0.1
+"""Maximum rounding of a Jacobian, relative to its change."""
+
+NARROW = 1e-4
+"""Relative rounding of outputs from which they count as narrower than float32."""
 
 
 def jacobian_changes(
@@ -99,7 +107,8 @@ class Rugosity(SampleMeasure):
     Undefined
     ---------
     Inputs that are not floating-point; an output that doesn't depend on the input; a network whose
-    backward is not its derivative.
+    backward is not its derivative; one in bfloat16 or float16, or with such parts, whose Jacobian
+    changes hardly more than its rounding.
 
     Cost
     ----
@@ -157,4 +166,25 @@ class Rugosity(SampleMeasure):
             directions=int(self.settings["directions"]),
             limit=observation.limit,
         )
+        self._check_rounding(observation, changes)
         return (changes,)
+
+    def _check_rounding(self, observation: FunctionBatch, changes: Tensor) -> None:
+        """Raise if the Jacobians of a network in a narrow type change by their rounding."""
+        rounding, norm = output_rounding(observation)
+        if rounding <= NARROW * norm:
+            return
+        squares = squared_jacobian_norms(
+            observation.function,
+            observation.inputs[:SAMPLES],
+            directions=int(self.settings["directions"]),
+            limit=observation.limit,
+        )
+        change = changes.mean().item()
+        noise = rounding / norm * squares.sqrt().mean().item()
+        if noise > MAX_ROUNDING * change:
+            share = f"{noise / change:.0%} of" if change else "more than"
+            raise Undefined(
+                f"rounding is {share} the change of the derivatives; "
+                "increase rugosity.distance, or convert the network to a wider type"
+            )

@@ -81,3 +81,38 @@ def test_infinite_and_detached_values_are_refused():
         jacobian_changes(torch.log, torch.full((2, 2), 0.1), torch.full((2, 2), -0.2))
     with pytest.raises(Undefined):
         jacobian_changes(lambda x: x.detach(), torch.ones(2, 2), torch.ones(2, 2))
+
+
+class Narrow(nn.Module):
+    """Its hidden layer computes in bfloat16."""
+
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = kind
+        self.first, self.hidden = nn.Linear(6, 64), nn.Linear(64, 64)
+        self.last = nn.Linear(64, 3)
+        if kind == "module":
+            self.hidden.bfloat16()
+
+    def forward(self, x):
+        x = self.first(x).tanh()
+        if self.kind == "module":
+            x = self.hidden(x.bfloat16()).float()
+        elif self.kind == "autocast":
+            with torch.autocast("cpu", torch.bfloat16):
+                x = self.hidden(x).float()
+        else:
+            x = self.hidden(x)
+        return self.last(x.tanh())
+
+
+@pytest.mark.parametrize("kind", ["module", "autocast"])
+def test_rounding_is_no_change_of_slopes(kind):
+    x = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
+    result = measured(Narrow(kind), x, distance=0.01)
+    assert result.status == "undefined"
+    assert "rounding is" in result.reason
+    assert measured(Narrow("none"), x, distance=0.01).status == "ok"
+    wide = measured(Narrow(kind), x, distance=1.0).summary["value"]
+    assert wide == pytest.approx(measured(Narrow("none"), x, distance=1.0).summary["value"], 0.02)
