@@ -108,7 +108,7 @@ class ChannelTracker(SiteNames):
         nodes = self._find_nodes(output)
         graph = self._builder.graph(torch.empty(0).long() if nodes is None else nodes)
         if not len(graph.outputs):
-            raise Undefined("the output doesn't depend on the input, so there are no paths")
+            raise Undefined("no operation that can be followed leads from the input to the output")
         steps = (
             replace(step, site=self._sites[step.site].text) if isinstance(step, Units) else step
             for step in graph.steps

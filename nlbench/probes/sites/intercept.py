@@ -167,6 +167,9 @@ class CallInterceptor(SiteNames):
             with self:
                 output = self.model(inputs)
             self._unseen.end(output)
+            outputs = list(tensors_in((output,)))
+            if outputs and not any(map(self.layouts.is_sampled, outputs)):
+                self._on_unseen("whatever computes the output, outside PyTorch or in a thread")
             for description in self._unseen.descriptions():
                 self._on_unseen(description)
             while self._waiting:
