@@ -68,8 +68,7 @@ def _entropy(on: Tensor, n: int) -> Tensor:
     if n < 2:
         raise Undefined(f"n = {n}: at least 2 samples are needed")
     fractions = torch.stack([on, n - on]) / n
-    bits: Tensor = torch.special.entr(fractions).sum(0) / math.log(2)
-    return bits
+    return torch.special.entr(fractions).sum(0) / math.log(2)
 
 
 def states(observation: SiteBatch) -> PreparedSamples:

@@ -105,8 +105,7 @@ def _coordinates(x: PreparedSamples) -> Tensor:
     peak = float(x.values.abs().amax()) / x.unit
     rounding = ERROR_IN_ROUNDINGS * x.rounding * math.sqrt(max(n, d)) * peak
     is_significant = singular_values > max(cutoff * float(singular_values.max()), rounding)
-    coordinates: Tensor = left[:, is_significant] * singular_values[is_significant]
-    return coordinates
+    return left[:, is_significant] * singular_values[is_significant]
 
 
 def _outputs(y: PreparedSamples) -> Tensor:

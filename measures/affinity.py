@@ -124,8 +124,7 @@ def affinity_score(
     matching = optimal_matching(mapped, after, precision=MATCHING_TOLERANCE * largest.item())
     # A norm, unlike the root of a sum, has a gradient (zero) at distance zero.
     distance = torch.linalg.vector_norm(mapped - after[matching]) / math.sqrt(n)
-    score: Tensor = 1 - distance / largest
-    return score
+    return 1 - distance / largest
 
 
 def _convert_ridge(ridge: float, unit: float) -> float:

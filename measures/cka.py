@@ -341,8 +341,7 @@ def _squared_distances(values: Tensor, unit: float) -> Tensor:
 def _biased_hsic(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
     """Compute tr(K H L H) / (n - 1)² with the centring matrix H."""
     centred = k - k.mean(0) - k.mean(1)[:, None] + k.mean()
-    product: Tensor = (centred * l).sum() / (len(k) - 1) ** 2
-    return product
+    return (centred * l).sum() / (len(k) - 1) ** 2
 
 
 def _unbiased_hsic(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
@@ -353,8 +352,7 @@ def _unbiased_hsic(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
     sums_l = l.sum(0)
     total = (k * l).sum() - 2 / (n - 2) * (sums_k @ sums_l)
     total = total + sums_k.sum() * sums_l.sum() / ((n - 1) * (n - 2))
-    estimate: Tensor = total / (n * (n - 3))
-    return estimate
+    return total / (n * (n - 3))
 
 
 class _BiasedAccumulator(PairsAccumulator):

@@ -107,8 +107,7 @@ def naswot_score(kernel: Tensor) -> Tensor:
     eigenvalues = torch.linalg.eigvalsh(kernel.double())
     if eigenvalues[0] <= n * torch.finfo(torch.float64).eps * eigenvalues[-1]:
         raise Undefined(f"the kernel of {n} samples is singular: there are too few units")
-    score: Tensor = eigenvalues.log().sum()
-    return score
+    return eigenvalues.log().sum()
 
 
 class Naswot(Measure):

@@ -285,8 +285,7 @@ def _average(unexplained: Tensor, totals: Tensor, unit: Tensor, weighting: str) 
     if weighting == "uniform":
         return unexplained.mean()
     weights = totals * (unit / unit.amax()).square()
-    average: Tensor = (weights * unexplained).sum() / weights.sum()
-    return average
+    return (weights * unexplained).sum() / weights.sum()
 
 
 def _score(unexplained: Tensor, n: int, rank: int, kind: str) -> Tensor:
@@ -363,8 +362,7 @@ def _prediction_errors(
     left, scales, right = _decompose(deviations, scale, _peaks(x) / unit, rounding, cutoff)
     coefficients = left.T @ (y - y_mean) / scales[:, None]
     standardized = (test_x[:, inputs] - origin - shift) / unit / scale
-    errors: Tensor = test_y - y_mean - (standardized @ right.T) @ coefficients
-    return errors
+    return test_y - y_mean - (standardized @ right.T) @ coefficients
 
 
 class _R2Accumulator(PairsAccumulator):
@@ -503,8 +501,7 @@ def _squared_errors(train: Moments, test: Moments) -> Tensor:
     explained = (slopes * (test.xx[inputs][:, inputs] @ slopes)).sum(0)
     scatter = test.yy.diagonal() - 2 * mixed + explained
     # Rounding may make this sum of squares negative.
-    errors: Tensor = scatter.clamp(min=0) + test.n * offset.square()
-    return errors
+    return scatter.clamp(min=0) + test.n * offset.square()
 
 
 class R2(PairsMeasure):

@@ -96,8 +96,7 @@ class Similarity:
         nlbench.RequestError
             If the name doesn't end in one of these.
         """
-        file: Path = load_reports().write_similarity(self, Path(output))
-        return file
+        return load_reports().write_similarity(self, Path(output))
 
 
 def cka_matrix(

@@ -84,8 +84,7 @@ def _root(matrix: Tensor, routine: str) -> Tensor:
 
     if routine == "svd":
         left, values, right = torch.linalg.svd(matrix)
-        root: Tensor = (left * values.sqrt()) @ right
-        return root
+        return (left * values.sqrt()) @ right
     values, vectors = torch.linalg.eigh(matrix)
     root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
     return root

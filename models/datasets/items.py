@@ -210,8 +210,7 @@ def read_image(
         antialias=True,
     )
     image = transforms.center_crop(image, [preprocessing.crop])
-    pixels: Tensor = transforms.to_tensor(image)
-    return pixels
+    return transforms.to_tensor(image)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -269,8 +269,7 @@ def _network(folder: Path, config: Mapping[str, Any]) -> nn.Module:
     import torch
 
     kind, parsed = _class_and_config(folder, config)
-    network: nn.Module = kind._from_config(parsed, dtype=torch.float32)
-    return network
+    return kind._from_config(parsed, dtype=torch.float32)
 
 
 def _trained_state(

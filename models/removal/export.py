@@ -474,8 +474,7 @@ def _reload(script: str, path: Path, inputs: Tensor, outputs: Tensor) -> dict[st
     if process.returncode:
         lines = process.stderr.strip().splitlines() or ["no message"]
         raise RequestError(f"--export: another process can't load the network: {lines[-1]}")
-    facts: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
-    return facts
+    return json.loads(process.stdout.strip().splitlines()[-1])
 
 
 def _check(facts: dict[str, Any], outputs: Tensor, tolerance: float = 0.0) -> None:

@@ -322,8 +322,7 @@ def get_task(dataset: Any, recipe: Recipe, seed: int) -> Task:
     """Return a dataset's own task, or the default for its type."""
     make_task = getattr(dataset, "task", None)
     if make_task is not None:
-        task: Task = make_task(recipe, seed)
-        return task
+        return make_task(recipe, seed)
     if isinstance(dataset, ParallelText):
         return Translation(dataset, recipe)
     if isinstance(dataset, RegressionDataset):

@@ -206,8 +206,7 @@ class Zoo(Family):
             input_shape: tuple[int, ...] = shape, num_classes: int = member.classes
         ) -> nn.Module:
             member.check(tuple(input_shape), num_classes)
-            network: nn.Module = family.build(member)
-            return network
+            return family.build(member)
 
         def read(path: Path) -> tuple[Mapping[str, Tensor], dict[str, str]]:
             state = family.read(member.file.verified())

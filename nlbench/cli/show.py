@@ -92,8 +92,7 @@ def load_source(group: str, name: str) -> Source:
         from nlbench.subjects.load import load_dataset
 
         return load_dataset(name).source
-    source: Source = getattr(plugin, "source", Source(""))
-    return source
+    return getattr(plugin, "source", Source(""))
 
 
 def _load_plugin(group: str, name: str) -> Any:

@@ -223,8 +223,7 @@ def _add_two_instances(measure: type[Measure], results: dict[str, Result]) -> ty
         def compute(self) -> Result:
             for name, other in self._others.items():
                 results[name] = other.compute()
-            result: Result = super().compute()
-            return result
+            return super().compute()
 
     return InstanceTrio
 
@@ -269,8 +268,7 @@ def _site_by_site(measure: type[Measure]) -> type[Measure]:
         def compute(self) -> Result:
             for observation in sorted(self._later, key=lambda later: -later.site.index):
                 super().update(observation)
-            result: Result = super().compute()
-            return result
+            return super().compute()
 
     return SiteBySite
 
@@ -366,8 +364,7 @@ def _vary_channels(change: Callable[[Tensor], Tensor]) -> Variation:
 def _rotate(values: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(values.shape[1])
     square = torch.randn(values.shape[1], values.shape[1], generator=generator, dtype=torch.float64)
-    rotated: Tensor = values @ torch.linalg.qr(square).Q.to(values)
-    return rotated
+    return values @ torch.linalg.qr(square).Q.to(values)
 
 
 def _shift(values: Tensor) -> Tensor:

@@ -240,8 +240,7 @@ class Supervisor:
         """Return the next message, or None if none arrives within `POLL_SECONDS`."""
         if not self._connection.poll(POLL_SECONDS):
             return None
-        message: dict[str, Any] = json.loads(self._connection.recv_bytes())
-        return message
+        return json.loads(self._connection.recv_bytes())
 
     def _kill_group(self) -> None:
         if self._process is not None:

@@ -33,8 +33,7 @@ def axis_map(call: FunctionCall, source: Tensor, output: Tensor) -> AxisMap:
     """Map the axes of one of a call's inputs to those of its output."""
     if call.operation.axes is None:
         return _identity(source, output)
-    places: AxisMap = call.operation.axes(call.args, call.kwargs, source, output)
-    return places
+    return call.operation.axes(call.args, call.kwargs, source, output)
 
 
 def selected_entries(call: FunctionCall, source: Tensor, axis: int) -> Tensor | None:

@@ -175,8 +175,7 @@ SPARSE_LAYOUTS = (
 
 def modes_disabled() -> AbstractContextManager[object]:
     """Return a context in which no mode is active."""
-    context: AbstractContextManager[object] = _disable_current_modes()
-    return context
+    return _disable_current_modes()
 
 
 def get_storage_ref(tensor: Tensor) -> StorageWeakRef | None:
@@ -217,5 +216,4 @@ def out_of_place(func: Any, name: str) -> Callable[..., Any]:
 
     `name` is its name.
     """
-    function: Callable[..., Any] = getattr(getattr(torch.ops.aten, name), func._overloadname)
-    return function
+    return getattr(getattr(torch.ops.aten, name), func._overloadname)

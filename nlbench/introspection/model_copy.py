@@ -128,8 +128,7 @@ def _writes_first(name: str) -> bool:
 def _named_type(name: str, args: Sequence[Any]) -> torch.dtype | None:
     """Return the dtype that a method converts to, if its name or argument specifies one."""
     if name in ("float", "double", "half", "bfloat16"):
-        dtype: torch.dtype = getattr(torch, name)
-        return dtype
+        return getattr(torch, name)
     if name != "type" or len(args) < 2:
         return None
     named = args[1]

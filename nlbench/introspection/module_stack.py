@@ -537,7 +537,6 @@ def running_module(modules: Container[nn.Module]) -> nn.Module | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals["self"] in modules:
-            module: nn.Module = frame.f_locals["self"]
-            return module
+            return frame.f_locals["self"]
         frame = frame.f_back
     return None

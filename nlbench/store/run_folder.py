@@ -358,8 +358,7 @@ def table_text(table: pd.DataFrame) -> str:
     """Return a table as CSV, escaping any text that a spreadsheet would evaluate."""
     texts = [name for name in table.columns if name not in ("seed", "value", "n")]
     safe = table.assign(**{name: table[name].map(_safe_cell) for name in texts})
-    text: str = safe.to_csv(index=False)
-    return text
+    return safe.to_csv(index=False)
 
 
 def _safe_cell(text: str) -> str:

@@ -311,8 +311,7 @@ def dataset_info(build: Callable[..., Any]) -> DatasetInfo:
 
     An undecorated function has the default one.
     """
-    info: DatasetInfo = getattr(build, "__nlbench_dataset__", DatasetInfo())
-    return info
+    return getattr(build, "__nlbench_dataset__", DatasetInfo())
 
 
 def settings_owners(name: str, info: DatasetInfo) -> list[str]:

@@ -118,8 +118,7 @@ def load_dataset(name: str, options: Mapping[str, OptionValue | str] | None = No
             f"dataset '{name}' returns a {type(dataset).__name__} without {missing[0]}, expected "
             "nlbench.Dataset or an object with the same attributes"
         )
-    opened: Data = dataset
-    return opened
+    return dataset
 
 
 def apply_transform(

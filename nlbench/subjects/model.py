@@ -117,8 +117,7 @@ def model_info(build: Callable[..., Any]) -> ModelInfo:
 
     An undecorated function has the default one.
     """
-    info: ModelInfo = getattr(build, "__nlbench_model__", ModelInfo())
-    return info
+    return getattr(build, "__nlbench_model__", ModelInfo())
 
 
 MODEL_OWNER = "model"

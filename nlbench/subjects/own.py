@@ -471,7 +471,7 @@ def output_function(choice: str) -> Callable[[Any], Any] | None:
     if not callable(function):
         kind = type(function).__name__
         raise RequestError(f"model.output: {choice} is a {kind}, expected a function")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def output_version(choice: object) -> str:

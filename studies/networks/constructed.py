@@ -137,8 +137,7 @@ class _Block(nn.Module):
         self.branch = nn.Sequential(hidden, activation, _linear(width, inputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.amount * self.branch(x)
-        return out
+        return x + self.amount * self.branch(x)
 
 
 def _residual(inputs: int, _: str, alpha: float) -> nn.Module:

@@ -220,8 +220,7 @@ def sorted_settings(names: Iterable[str]) -> list[str]:
 
 def medians(values: pd.DataFrame) -> pd.Series:
     """Compute each network's median over paths, by setting and seed."""
-    series: pd.Series = values.groupby(["setting", "seed"]).value.median()
-    return series
+    return values.groupby(["setting", "seed"]).value.median()
 
 
 def over_seeds(numbers: Iterable[float]) -> str:

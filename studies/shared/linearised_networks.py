@@ -184,8 +184,7 @@ def conclusive(table: pd.DataFrame, decision: Decision) -> Decision:
 
 def as_trained(table: pd.DataFrame) -> pd.Series:
     """Compute the mean of each measure over networks that were not linearised."""
-    means: pd.Series = table[table["mode"] == "reference"][list(MEASURES)].mean()
-    return means
+    return table[table["mode"] == "reference"][list(MEASURES)].mean()
 
 
 def average_by_omega(table: pd.DataFrame) -> pd.DataFrame:

@@ -73,13 +73,11 @@ class ModulePlace:
 
     def get_input(self, call: ModuleCall) -> Tensor:
         """Return the input from the arguments of a call of `module`."""
-        tensor: Tensor = dict(call.arguments())[self.argument]
-        return tensor
+        return dict(call.arguments())[self.argument]
 
     def get_output(self, returned: Any) -> Tensor:
         """Return the output from the return value of `last`."""
-        tensor: Tensor = returned if self.result is None else returned[self.result]
-        return tensor
+        return returned if self.result is None else returned[self.result]
 
     def set_output(self, returned: Any, output: Tensor) -> Any:
         """Replace the output in the return value of `last`."""

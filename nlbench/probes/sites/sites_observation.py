@@ -183,8 +183,7 @@ def _whole_means(
 def _norm(tensor: Tensor) -> Tensor:
     """Compute the norm of each sample (n,), which changes if samples exchange entries."""
     wide = tensor.flatten(1).to(torch.promote_types(tensor.dtype, torch.float32))
-    norms: Tensor = torch.linalg.vector_norm(wide, dim=1)
-    return norms
+    return torch.linalg.vector_norm(wide, dim=1)
 
 
 @through_wrappers

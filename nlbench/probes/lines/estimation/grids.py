@@ -274,8 +274,7 @@ class GridGroup:
         Returns True for each segment that has coincident crossings.
         """
         self._retry_on_overflow(self._evaluate_ends)
-        flags: list[bool] = self._has_ties.tolist()
-        return flags
+        return self._has_ties.tolist()
 
     def _evaluate_ends(self, crossings: CrossingLog, _: CrossingLog) -> None:
         count = len(self)

@@ -631,8 +631,7 @@ def _find_rule(call: RecordedCall) -> Rule:
         raise NotAffine("not piecewise affine")
     if operation.line is None:
         return kinks.rule_of_kinks(operation, call)
-    rule: Rule = operation.line(call)
-    return rule
+    return operation.line(call)
 
 
 class _CallNames(SiteNames):
