@@ -30,8 +30,6 @@ MIN_RELATIVE_HSIC = 1e-12
 # be centred instead. Its rounding errors grow by this factor.
 MAX_OFFSET = 16
 
-# The unbiased HSIC divides by n - 3.
-MIN_DEBIASED_SAMPLES = 4
 
 # The middle of the fractions that Kornblith et al. compare.
 BANDWIDTH = 0.4
@@ -95,7 +93,8 @@ def linear_cka(x: Samples, y: Samples, *, debiased: bool = False) -> Tensor:
 
 
 def _min_samples(debiased: bool) -> int:
-    return MIN_DEBIASED_SAMPLES if debiased else 2
+    # The unbiased HSIC divides by n - 3.
+    return 4 if debiased else 2
 
 
 def _inner_products(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,8 +58,6 @@ AFFINE_ERROR = 0.01
 """Squared error of a token, relative to its squared distance from the mean, below which it counts
 as affine."""
 
-TOKEN_PERCENTILES = (10, 50, 90)
-
 
 @torch.no_grad()
 def linearity_score(x: Samples, y: Samples) -> Tensor:
@@ -391,7 +389,7 @@ def _token_statistics(errors: Tensor, rows: Tensor, is_first: Tensor) -> dict[st
     statistics = {}
     if len(later):
         statistics["affine_tokens"] = (later < AFFINE_ERROR).double().mean().item()
-        for percent in TOKEN_PERCENTILES:
+        for percent in (10, 50, 90):
             statistics[f"token_p{percent}"] = later.quantile(percent / 100).item()
     first = relative[is_first & (squares > 0)]
     if len(first):

@@ -84,11 +84,8 @@ def strip_controls(text: str) -> str:
     >>> strip_controls("two\nlines \x1b[31mred")
     'two\nlines [31mred'
     """
-    return "".join(c for c in text if c in _ALLOWED or unicodedata.category(c)[0] != "C")
-
-
-# Joiners, which scripts and emoji use, are harmless control characters.
-_ALLOWED = "\n\t\u200c\u200d"
+    # Joiners, which scripts and emoji use, are harmless control characters.
+    return "".join(c for c in text if c in "\n\t\u200c\u200d" or unicodedata.category(c)[0] != "C")
 
 
 def error_text(error: BaseException) -> str:

@@ -60,9 +60,6 @@ from nlbench.weight_linearity import DIRECTIONS, MAX_SAMPLES, WeightLinearity, w
 SEED = 0
 """Seed that draws the order of the samples."""
 
-LOADER_BATCH = 128
-"""Batch size in which a dataset is read."""
-
 
 @one_measurement()
 def evaluate(
@@ -532,7 +529,7 @@ def _read_samples(
         assert reader.arguments is not None
         return _Samples(tensor, read_labels, None, reader.arguments)
     if isinstance(inputs, TorchDataset):
-        inputs = DataLoader(inputs, batch_size=LOADER_BATCH, collate_fn=_collate)
+        inputs = DataLoader(inputs, batch_size=128, collate_fn=_collate)
     is_invalid = isinstance(inputs, str | bytes) or hasattr(inputs, "__array__")
     if is_invalid or not isinstance(inputs, Iterable):
         raise input_error(inputs)

@@ -228,7 +228,7 @@ class Option:
         tables: list[tuple[str, Mapping[str, object]]] = [("", value)]
         while tables:
             prefix, table = tables.pop(0)
-            if prefix.count(".") > _MAX_TABLE_DEPTH:
+            if prefix.count(".") > 8:
                 raise RequestError(f"{label}: nested too deeply, expected OWNER.OPTION")
             for key, entry in table.items():
                 name = f"{prefix}.{key}" if prefix else str(key)
@@ -275,7 +275,6 @@ _KINDS: Mapping[str, _Kind] = {
     "literal": _Kind("text, a number or true", Option._literal),
 }
 _KIND_OF_TYPE = {bool: "boolean", int: "integer", float: "number", str: "text"}
-_MAX_TABLE_DEPTH = 8
 _TRUE_TEXTS = {"true", "yes", "on", "1"}
 _FALSE_TEXTS = {"false", "no", "off", "0"}
 

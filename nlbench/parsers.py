@@ -78,9 +78,6 @@ def parse_number(text: str) -> float:
     return number
 
 
-_SIZE = re.compile(r"([0-9.]{1,40})\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-
-
 def parse_size(text: str | int, label: str = "--memory") -> int:
     """Parse a number of bytes.
 
@@ -92,7 +89,7 @@ def parse_size(text: str | int, label: str = "--memory") -> int:
     if isinstance(text, int):
         size: float = min(text, 10**16)
     else:
-        match = _SIZE.fullmatch(text.strip())
+        match = re.fullmatch(r"([0-9.]{1,40})\s*([kmgt]?)(i?)b?", text.strip(), re.IGNORECASE)
         try:
             if match is None:
                 raise ValueError

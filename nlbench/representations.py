@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 MAX_ROWS = 1024
 """Maximum number of rows that representations are compared on."""
 
-MIN_ROWS = 4
-"""The unbiased HSIC divides by n - 3."""
-
-MAX_GRAM_BYTES = 2**28
-"""Maximum size of the Gram matrices of a network; rows are left out where it has many places."""
 
 MIN_RELATIVE_HSIC = 1e-12
 """Unbiased HSIC of a representation with itself, relative to its Gram matrix, that is rounding."""
@@ -185,7 +180,8 @@ def debiased_cka(grams: Sequence[Tensor]) -> NDArray[np.float64]:
     The unbiased HSIC is an inner product of U-centred matrices, so that CKA is at most 1.
     """
     n = grams[0].shape[1]
-    if n < MIN_ROWS:
+    # The unbiased HSIC divides by n - 3.
+    if n < 4:
         shape = len(grams[0]), len(grams[-1])
         return np.full(shape, math.nan)
     flat = [_u_centred(gram).flatten(1) for gram in grams]
@@ -342,7 +338,8 @@ def _features(
     observe_sites(subject.model, [inputs[:2]], lambda batch: places.append(batch.place), **chosen)
     if not places:
         raise Undefined("the network calls no known activation function")
-    rows = min(MAX_ROWS, math.isqrt(MAX_GRAM_BYTES // (8 * len(places))))
+    # Maximum size of the Gram matrices of a network; rows are left out where it has many places.
+    rows = min(MAX_ROWS, math.isqrt(2**28 // (8 * len(places))))
     inputs = inputs[:rows]
     has_tokens = options["rows"] != "samples" and (
         options["rows"] != "auto" or not str(options["of"]).startswith(("activations", "modules:"))

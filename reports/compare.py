@@ -40,7 +40,6 @@ from .text import (
 )
 
 _CONDITION = re.compile(r"\s*(?P<measure>[^\s@<>]+)(@(?P<place>[^\s<>]+))?\s*(?P<sign>[<>])\s*(?P<bound>[+-]?[\d.]+(e-?\d+)?)\s*(?P<percent>%?)\s*")  # fmt: skip  # noqa: E501
-_MIN_WIDE_COLUMNS = 110
 _COLUMNS = ("subject", "measure", "place", "first", "second", "difference", "relative", "error", "low", "high", "changed", "note")  # fmt: skip  # noqa: E501
 _MARKS = {
     ".html": '<meta name="generator" content="nlbench compare">',
@@ -281,7 +280,7 @@ class Comparison:
         rows = [every[i] for i in sorted(order[:_MAX_ROWS])]
         table = self._table(rows)
         columns = list(range(table.names, len(table.head)))
-        if console.width < _MIN_WIDE_COLUMNS:
+        if console.width < 110:
             columns.remove(table.head.index("relative"))
         printed = RichTable("", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1), pad_edge=False)
         printed.columns[0].overflow = "fold"

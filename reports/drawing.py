@@ -128,7 +128,6 @@ _VARIABLES = {
     "#2ca02c": "c2",
     "#7b3294": "kind3",
 }
-_COLOUR = re.compile(r"\b(fill|stroke): (#[0-9a-f]{6})\b")
 
 
 def use_page_colours(svg: str) -> str:
@@ -150,7 +149,7 @@ def use_page_colours(svg: str) -> str:
     # Black text and markers have no explicit colour.
     caps = "stroke-linecap: butt"
     svg = svg.replace(caps, f"{caps}; fill: var(--ink, #000000)", 1)
-    return _COLOUR.sub(variable, svg)
+    return re.sub(r"\b(fill|stroke): (#[0-9a-f]{6})\b", variable, svg)
 
 
 def to_svg(figure: Figure, *, prefix: str, title: str) -> str:

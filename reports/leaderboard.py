@@ -19,7 +19,6 @@ _FIELDS = (
     "value", "error", "low", "high", "least", "greatest", "rank", "tied", "best", "worst",
     "quantile", "n", "over", "status", "reason",
 )  # fmt: skip
-_TEXT_FIELDS = ("over", "status", "reason", "tied")
 
 
 @dataclass(frozen=True)
@@ -270,6 +269,6 @@ def leaderboard_frame(
         index = pd.MultiIndex.from_tuples(names, names=keys) if rows else None
     frame = pd.DataFrame(cells, index=index, columns=columns, dtype=object)
     for name, field in columns:
-        if field not in _TEXT_FIELDS:
+        if field not in ("over", "status", "reason", "tied"):
             frame[name, field] = pd.to_numeric(frame[name, field])
     return frame

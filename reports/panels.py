@@ -54,8 +54,6 @@ MAX_NAMES = 24
 _MAX_NAME_LENGTH = 36
 _MAX_CAPS = 40  # with more error bars, the caps blur and make up half of the file
 _STRIP_HEIGHT = 0.74
-_GAP = 0.12
-"""Fraction of a strip's cell that is left empty, if there are few."""
 LabelledCells = Mapping[int, tuple[str, Score]]
 """Label and cell of each subject, keyed by the subject's index, which determines its colour."""
 
@@ -203,7 +201,8 @@ def draw_strips(axes: Axes, strips: Sequence[tuple[str, Score]], scale: Scale) -
     """
     for row, (_, cell) in enumerate(strips):
         width = 1 / max(1, len(cell.places))
-        gap = _GAP * width if len(cell.places) <= MAX_NAMES else 0.0
+        # Fraction of a strip's cell that is left empty, if there are few.
+        gap = 0.12 * width if len(cell.places) <= MAX_NAMES else 0.0
         boxes: dict[int, list[Path]] = {}
         for site, place in enumerate(cell.places):
             name = scale.level(place.value)

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .tables import MeasureInfo
 
 _SMALLEST_WITH_ERROR = 1e-5  # smaller values and errors have a common exponent
-_MAX_PERCENT_DECIMALS = 8
 ERROR_LEGEND = "± is how much a value would change with other samples of the same distribution"
 SIGNIFICANT = 4
 LARGEST_PLAIN, SMALLEST_PLAIN = 1e7, 1e-3  # numbers outside this range are shown with an exponent
@@ -162,7 +161,7 @@ def percentage(fraction: float, error: float = math.nan) -> str:
     if math.isinf(percent) or abs(percent) >= LARGEST_PLAIN:
         return f"{number(percent)} %"
     resolution = 100 * error if error > 0 else abs(percent) / 5
-    decimals = min(error_decimals(resolution), _MAX_PERCENT_DECIMALS) if resolution else 0
+    decimals = min(error_decimals(resolution), 8) if resolution else 0
     shown = percent if round(percent, decimals) else 0.0
     return f"{number(shown, decimals, signed=True)} %"
 
@@ -176,10 +175,6 @@ def _exponent(value: float, error: float, signed: bool) -> str:
     decimals = error_decimals(error / scale)
     texts = number(value / scale, decimals, signed=signed), number(error / scale, decimals)
     return f"({texts[0]} ± {texts[1]})e{power:+03d}".replace("e-", "e−")
-
-
-MAX_RANGE_DECIMALS = 4
-"""Digits after the decimal point up to which the ends of a range have no exponent."""
 
 
 def range_text(values: Iterable[float], error: float = math.nan) -> str:
@@ -204,7 +199,8 @@ def range_text(values: Iterable[float], error: float = math.nan) -> str:
         known = error_decimals(error) if math.isfinite(error) and error > 0 else decimals
         if known < decimals and number(low, known) != number(high, known):
             decimals = known
-        while decimals < MAX_RANGE_DECIMALS and any(v and not round(v, decimals) for v in finite):
+        # Digits after the decimal point up to which the ends of a range have no exponent.
+        while decimals < 4 and any(v and not round(v, decimals) for v in finite):
             decimals += 1
     ends = number(low, decimals), number(high, decimals)
     if ends[0] == ends[1]:

@@ -30,8 +30,6 @@ ATTACK = 0.1
 ATTACK_STEPS = 10
 EPOCHS = 20
 GROWING_EPOCHS = 10
-INTERVAL = 2
-"""Epochs between measurements."""
 HIDDEN_UNITS = 128
 BATCH_SIZE = 64
 LEARNING_RATE = 3e-3
@@ -171,7 +169,7 @@ def train_with_fgsm(
             loss = nn.functional.cross_entropy(model(attacked), labels[rows])
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        if epoch % INTERVAL == 0:
+        if epoch % 2 == 0:
             yield epoch, copy.deepcopy(model)
 
 

@@ -102,7 +102,6 @@ PERMUTATIONS = 2000
 
 
 ZOO = ("efficientnet-lite0", "mtcnn-rnet", "mtcnn-onet", "crepe-tiny", "minilm-l6", "smollm2-135m")
-QUICK_ZOO = ZOO[1:3]
 
 
 class Correlations(Study):
@@ -123,7 +122,7 @@ class Correlations(Study):
             "digits": measure_networks(
                 context, seeds_by_model(context), measures=measures, part="digits"
             ),
-            **measure_zoo(context, QUICK_ZOO if context.quick else ZOO, measures),
+            **measure_zoo(context, ZOO[1:3] if context.quick else ZOO, measures),
         }
 
     def analyse(self, runs: Runs) -> Findings:

@@ -28,7 +28,6 @@ SITE_MEASURES = (
 LESS_NONLINEAR = ("affinity", "r2", "cka", "linear-units")
 SCALE_FREE = ("affinity", "r2", "cka")
 SAMPLES = 512
-MASKS_OMEGA = 0.001
 
 LABELS = {
     "activation-state": "activation-state entropy (EASIER)",
@@ -151,7 +150,7 @@ def _request_masked_network(context: Context, key: tuple[str, int], start: Path)
     epochs = 1 if context.quick else 6
     return context.request_training(
         TASKS[task], task, "post-training", seed, weights=str(start),
-        name=f"masks{epochs}", epochs=epochs, omega=MASKS_OMEGA,
+        name=f"masks{epochs}", epochs=epochs, omega=0.001,
     )  # fmt: skip
 
 

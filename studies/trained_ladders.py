@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from nlbench.subjects.subject import Subject
 
 AMOUNTS = (0, 0.25, 0.5, 0.75, 1)
-QUICK_AMOUNTS = (0, 0.5, 1)
 LINE_MEASURES = ("absdev", "pieces")
 MEASURES = (
     "affinity", "r2", "cka", "linearity", "elementwise-residual", "substitution", "nlc",
@@ -161,7 +160,7 @@ class TrainedLadders(Study):
         for plant in SHIPPED if context.quick else PLANTS:
             if plant.problem:
                 continue
-            ladder = plant.ladder(QUICK_AMOUNTS if context.quick else AMOUNTS)
+            ladder = plant.ladder((0, 0.5, 1) if context.quick else AMOUNTS)
             files = _write_rungs(context, plant, ladder)
             measures = context.measures or plant.measures
             if context.quick:

@@ -27,7 +27,6 @@ LabelledFiles = list[tuple[str, int]]
 
 MAX_FILE_BYTES = 2**30
 _FILES_PER_CHECK = 4096
-_TRAILER_BYTES = 64
 
 
 class ByteImages(TorchDataset[tuple[Tensor, int]]):
@@ -169,7 +168,7 @@ def _trailer_contains(path: str | os.PathLike[str], marker: bytes) -> bool:
     JPEG files may have bytes after it.
     """
     with Path(path).open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TRAILER_BYTES))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 64))
         return marker in file.read()
 
 

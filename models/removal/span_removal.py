@@ -34,8 +34,6 @@ from .spans import (
     has_tied_head,
 )
 
-TIMED_PASSES = 3
-
 
 def parse_span(text: str) -> tuple[str, int, int]:
     """Parse the first and last block of a span, which may follow the path of its list.
@@ -224,7 +222,7 @@ class SpanRemoval:
                     network(example.clone())
                 flops[name] = counter.get_total_flops()
             # Alternating passes, so that other load on the machine affects both.
-            for _ in range(TIMED_PASSES):
+            for _ in range(3):
                 for name, network in networks.items():
                     start = time.perf_counter()
                     validated_outputs(network(example.clone()), 1).sum().item()

@@ -99,10 +99,6 @@ def is_installed(module: str) -> bool:
     return find_spec(module) is not None
 
 
-DEFAULT_LENGTH = 64
-"""Length of axes of variable length if a network is built without data."""
-
-
 @dataclass(frozen=True)
 class Member:
     """A network of the zoo.
@@ -200,7 +196,8 @@ class Zoo(Family):
             raise RequestError(f"zoo/{name}: {member.problem}")
         family = importlib.import_module(f"{__package__}.{member.module}")
 
-        shape = tuple(length or DEFAULT_LENGTH for length in member.shape)
+        # Length of axes of variable length if a network is built without data.
+        shape = tuple(length or 64 for length in member.shape)
 
         def build(
             input_shape: tuple[int, ...] = shape, num_classes: int = member.classes

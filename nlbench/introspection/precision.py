@@ -171,7 +171,6 @@ class _NewSettings:
 
 _HAS_PRECISIONS = hasattr(torch._C, "_set_fp32_precision_setter")
 _OPERATIONS = ("matmul", "conv", "rnn")
-_BACKENDS = ("cuda", "mkldnn")
 
 _DEFAULT = "PyTorch's default"
 """Initial setting of an operation: TF32, unless its backend has a different setting."""
@@ -201,7 +200,7 @@ def _explicit_precisions() -> dict[tuple[str, str], str]:
     try:
         # Read each setting while there is nothing to inherit.
         _set_precision("generic", "all", "none")
-        for backend in _BACKENDS:
+        for backend in ("cuda", "mkldnn"):
             explicit[backend, "all"] = _precision(backend, "all")
             _set_precision(backend, "all", "none")
             explicit |= {(backend, op): _precision(backend, op) for op in _OPERATIONS}

@@ -165,9 +165,6 @@ def _modules() -> dict[str, ModuleType]:
     return namespaces | modules
 
 
-_LEGACY_TYPE = type(torch.FloatTensor)
-"""Type of classes such as `torch.FloatTensor`, of which no tensor is an instance."""
-
 _CLASSES: dict[str, list[type]] = {}
 """The classes of each module, by the module's name."""
 
@@ -181,7 +178,8 @@ def _classes(modules: Mapping[str, ModuleType]) -> dict[type, None]:
 def _is_compared_class(value: object) -> bool:
     # Not `isinstance`, for which some deprecated objects warn.
     kind = type(value)
-    if not issubclass(kind, type) or kind is _LEGACY_TYPE:
+    # Type of classes such as `torch.FloatTensor`, of which no tensor is an instance.
+    if not issubclass(kind, type) or kind is type(torch.FloatTensor):
         return False
     return str(value.__module__).partition(".")[0] in _ROOTS
 
@@ -362,13 +360,10 @@ _KERNEL_KEYS = (
 )
 
 
-_IMPORT_VARIABLES = ("KMP_", "TORCHINDUCTOR_")
-"""Prefixes of variables that scikit-learn and PyTorch set when they are imported."""
-
-
 def _restore_environment(before: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
     for name in sorted({*os.environ, *before}):
-        if os.environ.get(name) == before.get(name) or name.startswith(_IMPORT_VARIABLES):
+        # Prefixes of variables that scikit-learn and PyTorch set when they are imported.
+        if os.environ.get(name) == before.get(name) or name.startswith(("KMP_", "TORCHINDUCTOR_")):
             continue
         if name in before:
             os.environ[name] = before[name]

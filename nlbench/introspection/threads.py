@@ -73,13 +73,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-MAX_THREADS_PER_CELL = 4
-"""Layers of typical size gain little from more threads, and other cells can use the cores."""
-
-
 def default_threads() -> int:
     """Return the number of PyTorch threads for a cell, independent of the number of workers."""
-    return min(MAX_THREADS_PER_CELL, torch.get_num_threads())
+    # Layers of typical size gain little from more threads, and other cells can use the cores.
+    return min(4, torch.get_num_threads())
 
 
 @contextmanager

@@ -33,9 +33,6 @@ from .pooled import FunctionMeasure
 from .result import Result, Status, Value
 from .torchmetrics_adapter import metric_measure
 
-BOUNDS_TOLERANCE = 1e-9
-"""Tolerance on a result's bounds, relative to the bound but at least to 1."""
-
 
 def load_measures(names: Iterable[str], warn: Callable[[str], None]) -> list[type[Measure]]:
     """Load registered measures.
@@ -325,4 +322,5 @@ def _check_bounds(value: Value, bounds: tuple[float, float]) -> None:
 
 
 def _tolerance(bound: float) -> float:
-    return 0.0 if math.isinf(bound) else BOUNDS_TOLERANCE * max(1.0, abs(bound))
+    # Tolerance on a result's bounds, relative to the bound but at least to 1.
+    return 0.0 if math.isinf(bound) else 1e-9 * max(1.0, abs(bound))

@@ -17,8 +17,6 @@ from typing import Any
 
 from nlbench.errors import RequestError, one_line, system_text
 
-_PART_NAME = re.compile(r"\..+\.\w+\.part")
-
 MAX_JSON_DEPTH = 32
 """Maximum nesting depth of a JSON file; nlbench's own files have about six levels."""
 
@@ -208,7 +206,7 @@ def remove_parts(folder: Path) -> None:
 
 def is_part(path: Path) -> bool:
     """Return True for an unfinished file from `write_atomically`."""
-    return _PART_NAME.fullmatch(path.name) is not None and path.is_file()
+    return re.fullmatch(r"\..+\.\w+\.part", path.name) is not None and path.is_file()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-TABLE_SECONDS = 30.0
-"""Minimum time between updates of the table while cells are being added."""
-
 _CHECKPOINTS = "checkpoints"
 
 SUPERSEDED = "superseded"
@@ -210,7 +207,8 @@ class RunFolder(LockedFolder):
             self.write(self.record_file(record.key), record.to_json())
             self.records[record.key] = record
         # Writing takes longer as the run grows, and is limited to a tenth of the total time.
-        if time.perf_counter() - self._written > max(TABLE_SECONDS, 10 * self._write_seconds):
+        # Minimum time between updates of the table while cells are being added.
+        if time.perf_counter() - self._written > max(30.0, 10 * self._write_seconds):
             self.write_table()
 
     def write_table(self, *, unfinished: bool = True) -> None:

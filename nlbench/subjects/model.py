@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 ANY_DATA = "*"
 """Key for a checkpoint that doesn't depend on the dataset."""
 
-DEFAULT_DATA = "digits"
-
 
 @dataclass(frozen=True)
 class ModelInfo:
@@ -101,7 +99,7 @@ def default_data(name: str) -> str:
     >>> default_data("vgg8")
     'digits'
     """
-    return declared_info(name).data or DEFAULT_DATA
+    return declared_info(name).data or "digits"
 
 
 def declared_info(name: str) -> ModelInfo:

@@ -80,8 +80,6 @@ class Classifiers(Study):
 
 
 _QUICK = "googlenet resnet18 mnasnet0_5 vit_b_32 swin_t"
-_TRAINED_ONLY = ("torchvision/vit_h_14",)
-"""Excluded with random weights: 632 million parameters, and image sides must be divisible by 14."""
 
 _WEIGHTS = ("trained", "init", "calibrated")
 _IMAGE_SIDE = 96  # Smallest side that all networks but one accept; some use patches of 32 pixels.
@@ -121,9 +119,10 @@ def measure_classifiers(context: Context, measures: Sequence[str]) -> Run:
         return context.run(request, "trained")
     samples = 16 if context.quick else 128
     side = {} if context.data else {"synthetic.image_size": _IMAGE_SIDE}
+    # Excluded with random weights: 632 million parameters, and image sides must be divisible by 14.
     request = Request(
         tuple(measures),
-        tuple(name for name in names if name not in _TRAINED_ONLY),
+        tuple(name for name in names if name != "torchvision/vit_h_14"),
         (context.data or "synthetic",),
         (weights or "init",),
         samples=samples,

@@ -18,7 +18,6 @@ from nlbench.subjects.facts import SubjectFacts
 
 Kind = Literal["planted", "regime", "published"]
 
-CONSTRUCTED_SEEDS = tuple(range(8))
 TRAINED_SEEDS = tuple(range(5))
 QUICK_SEEDS = (0, 1, 2)
 PUBLISHED_SEEDS = tuple(range(8))
@@ -103,7 +102,7 @@ class Ladder:
     question: str = ""
     kind: Kind = "planted"
     is_affine: bool = False
-    seeds: tuple[int, ...] = CONSTRUCTED_SEEDS
+    seeds: tuple[int, ...] = tuple(range(8))
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -32,8 +32,6 @@ OMEGAS = {"post-training": (0.001, 0.003, 0.01), "from-start": (0.0003, 0.001)}
 # With few epochs, linearising units requires a larger penalty and larger steps.
 QUICK_OMEGAS = {"post-training": (0.03, 0.1), "from-start": (0.01,)}
 QUICK_EPOCHS = {"post-training": 1, "from-start": 2}
-QUICK_LEARNING_RATE = 0.01
-MIN_CONCLUSIVE_EPOCHS = 10
 MAX_ACCURACY_LOSS = 0.02
 MIN_LINEAR_FRACTION = 0.3
 """Minimum fraction of linear units that counts as many."""
@@ -72,7 +70,7 @@ def linearise(
     the plain one. The changes override recipe fields.
     """
     if context.quick:
-        quick = {"epochs": QUICK_EPOCHS[mode], "learning_rate": QUICK_LEARNING_RATE}
+        quick = {"epochs": QUICK_EPOCHS[mode], "learning_rate": 0.01}
         changes = {**quick, **changes}
     parts = ("quick" if context.quick else "", name, "start" if mode == "from-start" else "")
     full_name = "-".join([*(part for part in parts if part), f"omega{omega:g}"])
@@ -174,7 +172,7 @@ def epochs_remark(table: pd.DataFrame) -> str:
 
 def is_short(table: pd.DataFrame) -> bool:
     """Return True if linearisation took too few epochs to refute a claim."""
-    return int(table[table.omega.notna()].epochs.max()) < MIN_CONCLUSIVE_EPOCHS
+    return int(table[table.omega.notna()].epochs.max()) < 10
 
 
 def conclusive(table: pd.DataFrame, decision: Decision) -> Decision:

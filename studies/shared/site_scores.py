@@ -22,8 +22,6 @@ AFFINITY = Source(
     "of Deep Neural Networks with Affine Optimal Transport. CVPR, 2025; paper and slides.",
 )
 
-_UNTRAINED = ("init", "calibrated")
-
 
 def site_scores(run: Run, measure: str = "affinity", statistic: str = "value") -> pd.DataFrame:
     """Read a statistic of a measure at every site of every subject.
@@ -52,7 +50,7 @@ def _subject_columns(subject: SubjectFacts) -> tuple[str, str, str, str, int, in
     weights = subject.weights
     metadata = subject.weights_metadata or {}
     seed = int(metadata.get("seed", subject.seed))
-    state = "drawn" if weights in _UNTRAINED else "trained"
+    state = "drawn" if weights in ("init", "calibrated") else "trained"
     return subject.model, weights, state, subject.data, seed, subject.seed
 
 

@@ -315,7 +315,7 @@ def known(name: str) -> Operation:
 def registered() -> list[Operation]:
     """Return all operations with a registered aspect, with the rules of all probes."""
     load_operations()
-    for probe in _PROBES_WITH_RULES:
+    for probe in ("lines", "graph"):
         load_operations(probe)
     with _LOCK:
         return list(_OPERATIONS.values())
@@ -333,9 +333,6 @@ def load_errors() -> tuple[str, ...]:
     """Return a message for each entry point of operations that could not be loaded."""
     load_operations()
     return tuple(_PLUGINS.errors)
-
-
-_PROBES_WITH_RULES = ("lines", "graph")
 
 
 def load_operations(probe: str = "") -> None:

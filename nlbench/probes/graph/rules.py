@@ -359,7 +359,9 @@ def _getitem(call: ChannelCall) -> Tensor:
     """Follow ``x[...]``, where only tensors and lists can select an entry twice."""
     source, index = call.args
     parts = index if isinstance(index, tuple) else (index,)
-    parts = tuple(torch.as_tensor(p) if isinstance(p, _INDICES) else p for p in parts)
+    parts = tuple(
+        torch.as_tensor(p) if isinstance(p, (Tensor, list, np.ndarray)) else p for p in parts
+    )
     widths = [_width(part) for part in parts]
     hidden = source.ndim - sum(widths)
     axes = []
@@ -369,9 +371,6 @@ def _getitem(call: ChannelCall) -> Tensor:
             axes.append(axis)
         axis += hidden if part is Ellipsis else width
     return _select_entries(call, axes)
-
-
-_INDICES = (Tensor, list, np.ndarray)
 
 
 def _width(part: Any) -> int:

@@ -9,9 +9,6 @@ from torch import Tensor
 
 from nlbench.errors import NotFinite, Undefined
 
-QUANTILES = (0.005, 0.995)
-"""Quantiles of the first batch's inputs that bound the range of a channel."""
-
 CHUNK_ENTRIES = 2**20
 """Maximum number of inputs whose polynomials are in memory at once."""
 
@@ -118,8 +115,9 @@ def _range(x: Tensor) -> tuple[Tensor, Tensor]:
     A constant's radius is 1.
     """
     n = len(x)
+    # Quantiles of the first batch's inputs that bound the range of a channel.
     low, high = (
-        x.kthvalue(min(n, max(1, round(q * (n - 1)) + 1)), dim=0).values for q in QUANTILES
+        x.kthvalue(min(n, max(1, round(q * (n - 1)) + 1)), dim=0).values for q in (0.005, 0.995)
     )
     radius = (high - low) / 2
     return (low + high) / 2, torch.where(radius > 0, radius, 1.0)

@@ -33,9 +33,6 @@ from .sites_probe import parse_lengths, parse_places
 # because the experts receive different numbers of tokens.
 MIXING_TOLERANCE_EPS = 2**10
 
-# Maximum number of nested single-child modules to search for attention and MLP.
-MAX_WRAPPERS = 3
-
 
 @dataclass(frozen=True)
 class Axes:
@@ -425,7 +422,8 @@ def _parts(
             children[call.parent].append(call)
     parts_of_block: dict[_Call, list[tuple[int, ModulePlace]]] = {}
     level = {block: block for block in blocks}
-    for depth in range(MAX_WRAPPERS):
+    # Maximum number of nested single-child modules to search for attention and MLP.
+    for depth in range(3):
         composite = {}
         for block, inner in level.items():
             inside = children[inner]

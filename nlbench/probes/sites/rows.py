@@ -41,8 +41,6 @@ _FORMS = (
     "src_key_padding_mask with True for padding, or a mask that is added, with 0 for tokens and "
     "at most -1e3 for padding"
 )
-MAX_ADDED_MASK = -1e3
-"""Entries of an added mask of pairs up to which they mask; larger ones are biases."""
 # A module with masks for two sequences passes each mask to one of its parts.
 _TWO_SEQUENCES = (
     {"decoder_attention_mask"},
@@ -338,7 +336,8 @@ def _allowed(value: Tensor, name: str) -> Tensor:
     """
     if bool(((value == 0) | ((value == value.amax()) & (value > 0))).all()):
         return value == 0 if _MASKS[name] else value != 0
-    is_masked = value <= MAX_ADDED_MASK
+    # Entries of an added mask of pairs up to which they mask; larger ones are biases.
+    is_masked = value <= -1e3
     has_biases = value.ndim > 2 and value.is_floating_point()
     if has_biases or not bool(value.masked_fill(is_masked, 0).any()):
         return ~is_masked

@@ -44,8 +44,6 @@ MAX_BYTES_GPU = 2**30
 SEGMENTS_PER_GPU_BATCH = 64
 BATCHES_OF_SEGMENTS = 4
 """Number of batches of points whose segments are traced together, at a breakpoint a unit."""
-PARTS_PER_BLOCK = 256
-"""Number of finished parts that are concatenated at a time."""
 MIN_POINTS_PER_THREAD = 8
 
 
@@ -195,7 +193,8 @@ class _OutputParts:
             self._spans.append((int(part.segment_index[0]), float(part.t[0]), self._rows, count))
             self._rows += count
             self._recent.append(part)
-            if len(self._recent) == PARTS_PER_BLOCK:
+            # Number of finished parts that are concatenated at a time.
+            if len(self._recent) == 256:
                 self._concatenate_recent()
 
     def join(self, segments: int) -> list[tuple[Tensor, Tensor, Tensor]]:

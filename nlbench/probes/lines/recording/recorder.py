@@ -103,10 +103,6 @@ def untraceable_reason(model: nn.Module, example: Tensor) -> str:
     return ""
 
 
-_NO_GRADIENT = "does not require grad"
-"""Part of PyTorch's message if a gradient is computed in inference mode."""
-
-
 def run_once(
     network: nn.Module,
     example: Tensor,
@@ -124,7 +120,8 @@ def run_once(
         raise
     except (RuntimeError, TypeError, IndexError, ValueError, AssertionError) as error:
         reason = first_line(error)
-        if _NO_GRADIENT in reason:
+        # Part of PyTorch's message if a gradient is computed in inference mode.
+        if "does not require grad" in reason:
             why = "the network computes a derivative in its forward pass"
             raise UnsupportedOperation("grad", "the network", why) from error
         raise RequestError(
@@ -602,13 +599,11 @@ def _reads_values(name: str) -> bool:
     return known(name).takes in ("number", "truth", "values")
 
 
-_CLAMPS = ("clamp", "clip", "clamp_min", "clamp_max")
-
-
 def _clamps_to_tensors(operation: _Operation) -> bool:
     bounds = (*operation.args[1:], *operation.kwargs.values())
     has_tensors = any(isinstance(bound, Tensor) for bound in bounds)
-    return operation.name in _CLAMPS and "out" not in operation.kwargs and has_tensors
+    is_clamp = operation.name in ("clamp", "clip", "clamp_min", "clamp_max")
+    return is_clamp and "out" not in operation.kwargs and has_tensors
 
 
 def _clamp(name: str, x: Any, *bounds: Any, **named: Any) -> Any:
