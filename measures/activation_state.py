@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,12 +13,10 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined
 from nlbench.measure import Accumulator, MoreMeans, PooledMeasure, Result
 from nlbench.options import Option
+from nlbench.probes.sites.site import SiteBatch
 
 from .path_measure import add_means
 from .statistics.prepared import PreparedSamples, Samples, prepare_batch, prepare_samples
-
-if TYPE_CHECKING:
-    from nlbench.probes.sites.site import SiteBatch
 
 
 def state_entropy(x: Samples, *, kink: float = 0.0) -> Tensor:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from nlbench.measure.left_out import (
 )
 from nlbench.measure.replicates import GROUPS
 from nlbench.options import Option
+from nlbench.probes.sites.site import SiteBatch
 
 from .statistics.prepared import PreparedSamples, Samples, prepare_batch, prepare_samples
 from .statistics.regression import RegressionSums
@@ -38,9 +39,6 @@ from .statistics.samples import (
     unresolved_side,
     varying,
 )
-
-if TYPE_CHECKING:
-    from nlbench.probes.sites.site import SiteBatch
 
 FOLDS = 4
 MAX_FOLDS = 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,12 +14,10 @@ from nlbench.errors import NotFinite, Undefined
 from nlbench.introspection.memory import microbatch_sizes
 from nlbench.measure import MoreMeans
 from nlbench.options import Option
+from nlbench.probes.function import FunctionBatch
 
 from .statistics.sample_measure import SampleMeasure
 from .statistics.sample_seeds import random_signs, sample_seeds
-
-if TYPE_CHECKING:
-    from nlbench.probes.function import FunctionBatch
 
 ROUNDING_SAMPLES = 16
 """Number of samples of a batch whose outputs determine its rounding."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from nlbench.errors import NotFinite, RequestError, Undefined, nearest
 from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.measure import Accumulator, MoreMeans
 from nlbench.options import Option, OptionValue
+from nlbench.probes.sites.site import SiteBatch
 
 from .linear_algebra.products import gram, product, singular_value_decomposition
 from .statistics.moments import Moments, PairsAccumulator, PairsMeasure
@@ -33,9 +34,6 @@ from .statistics.samples import (
     rounding_norms,
     varying_columns,
 )
-
-if TYPE_CHECKING:
-    from nlbench.probes.sites.site import SiteBatch
 
 KINDS = ("ordinary", "adjusted", "crossvalidated")
 WEIGHTINGS = ("uniform", "variance")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,13 +12,11 @@ from torch import Tensor
 from nlbench.citation import Source
 from nlbench.measure import MoreMeans
 from nlbench.options import Option
+from nlbench.probes.function import FunctionBatch
 
 from .geometric_complexity import squared_jacobian_norms
 from .statistics.sample_measure import SampleMeasure
 from .statistics.sample_seeds import random_signs, sample_seeds
-
-if TYPE_CHECKING:
-    from nlbench.probes.function import FunctionBatch
 
 
 def jacobian_changes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from nlbench.measure.left_out import (
     merge_all_but_one,
 )
 from nlbench.measure.replicates import GROUPS, group_index
+from nlbench.probes.sites.site import Pair, SiteBatch
 
 from .prepared import PreparedSamples, Samples, prepare_batch, prepare_samples
 from .samples import (
@@ -31,9 +32,6 @@ from .samples import (
     unresolved_side,
     varying,
 )
-
-if TYPE_CHECKING:
-    from nlbench.probes.sites.site import Pair, SiteBatch
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from nlbench.errors import RequestError
+from nlbench.probes.sites.site import Pair
 
 from .samples import (
     EPSILON,
@@ -27,10 +28,6 @@ from .samples import (
     unresolved_side,
     varying,
 )
-
-if TYPE_CHECKING:
-    from nlbench.probes.sites.site import Pair
-
 
 # Range of samples whose fourth powers, as well as those of small differences and sums of many, are
 # normal numbers in float64.
