@@ -17,12 +17,7 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined
 from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
-from nlbench.measure.left_out import (
-    LeftOut,
-    NoReplicates,
-    check_group_memory,
-    fits_group_memory,
-)
+from nlbench.measure.left_out import LeftOut, NoReplicates, check_group_memory, fits_group_memory
 from nlbench.measure.replicates import GROUPS
 from nlbench.options import Option
 from nlbench.probes.sites.site import SiteBatch

@@ -31,13 +31,7 @@ from .exports import markdown_table, to_csv
 from .manifest import flatten, iter_settings
 from .tables import MeasureInfo, Measures, NamedRun, Score, TableSubject, read_run
 from .terminal import print_line
-from .text import (
-    ERROR_LEGEND,
-    count,
-    functional_calls,
-    percentage,
-    place_text,
-)
+from .text import ERROR_LEGEND, count, functional_calls, percentage, place_text
 
 _CONDITION = re.compile(r"\s*(?P<measure>[^\s@<>]+)(@(?P<place>[^\s<>]+))?\s*(?P<sign>[<>])\s*(?P<bound>[+-]?[\d.]+(e-?\d+)?)\s*(?P<percent>%?)\s*")  # fmt: skip  # noqa: E501
 _COLUMNS = ("subject", "measure", "place", "first", "second", "difference", "relative", "error", "low", "high", "changed", "note")  # fmt: skip  # noqa: E501

@@ -10,12 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nlbench.measure.replicates import (
-    combine,
-    difference_error,
-    standard_error,
-    student_quantile,
-)
+from nlbench.measure.replicates import combine, difference_error, standard_error, student_quantile
 
 from .text import plus_minus
 

@@ -41,15 +41,7 @@ from .panels import (
     short,
 )
 from .population import colour_scale
-from .tables import (
-    Identity,
-    MeasureInfo,
-    NamedRun,
-    Score,
-    Scores,
-    TableSubject,
-    read_run,
-)
+from .tables import Identity, MeasureInfo, NamedRun, Score, Scores, TableSubject, read_run
 from .text import direction
 
 FORMS = ("strip", "signature", "board", "compare", "path")

@@ -9,12 +9,7 @@ from nlbench.errors import one_line
 
 from .agreement import Correlation
 from .estimates import change, exceeding
-from .leaderboard import (
-    Row,
-    compared_measures,
-    is_training,
-    sort_measure,
-)
+from .leaderboard import Row, compared_measures, is_training, sort_measure
 from .population import find_population
 from .remarks import Gap, group_remarks
 from .tables import MeasureInfo, Measures, Score, Scores

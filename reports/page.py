@@ -27,24 +27,12 @@ from .environment import is_replaceable, render, write_text
 from .exports import latex_table
 from .figures import page_exports
 from .findings import DISAGREE, findings
-from .leaderboard import (
-    CONFIDENCE,
-    Row,
-    is_training,
-    leaderboard,
-    sort_measure,
-)
+from .leaderboard import CONFIDENCE, Row, is_training, leaderboard, sort_measure
 from .linearised import tradeoffs
 from .manifest import manifest_lines
 from .planes import load_planes
 from .population import find_population
-from .remarks import (
-    describe_scope,
-    differences,
-    gap_table,
-    gaps,
-    summary_sentence,
-)
+from .remarks import describe_scope, differences, gap_table, gaps, summary_sentence
 from .signatures import signature_maps
 from .tables import MeasureInfo, Measures, NamedRun, Scores, read_measures
 from .text import ERROR_LEGEND

@@ -17,13 +17,7 @@ from nlbench.store.run import Run
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
 from .framework.trends import SIGNIFICANCE, mean_correlation
-from .framework.verdicts import (
-    Decision,
-    all_hold,
-    correlates_weakly,
-    in_most_networks,
-    mean_near,
-)
+from .framework.verdicts import Decision, all_hold, correlates_weakly, in_most_networks, mean_near
 from .shared.classifiers import (
     CLASSIFIERS,
     classifier_remarks,

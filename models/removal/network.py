@@ -17,12 +17,7 @@ from nlbench.introspection.function_calls import FunctionCall, tensors_in
 from nlbench.introspection.model_copy import rebound_copy
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.module_stack import CallId
-from nlbench.introspection.wrapped_calls import (
-    count_call,
-    replace_module,
-    track_calls,
-    wrap_calls,
-)
+from nlbench.introspection.wrapped_calls import count_call, replace_module, track_calls, wrap_calls
 from nlbench.parsers import unique
 from nlbench.probes.replacement import AffineMap, CallInterception, ReplaceableCall, find_calls
 from nlbench.probes.replacement.interception import first_tensor

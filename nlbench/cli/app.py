@@ -21,12 +21,7 @@ from typer.exceptions import TyperException
 
 from nlbench.errors import NlbenchError, PluginError, RequestError, error_text, shorten, system_text
 from nlbench.registry import entry_points
-from nlbench.signals import (
-    check_interruption,
-    interruptible,
-    interruptions_first,
-    uninterrupted,
-)
+from nlbench.signals import check_interruption, interruptible, interruptions_first, uninterrupted
 
 from .check_measure import check_measure
 from .cite import cite

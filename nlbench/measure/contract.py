@@ -18,14 +18,7 @@ from typing import Any, get_args
 
 from nlbench import registry
 from nlbench.citation import Source
-from nlbench.errors import (
-    NotFinite,
-    PluginError,
-    RequestError,
-    error_text,
-    nearest,
-    one_line,
-)
+from nlbench.errors import NotFinite, PluginError, RequestError, error_text, nearest, one_line
 from nlbench.options import Option
 
 from .base import INVARIANCES, Measure, MoreMeans

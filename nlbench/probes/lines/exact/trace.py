@@ -18,11 +18,7 @@ from torch import Tensor
 
 from nlbench.errors import NotFinite
 from nlbench.introspection.memory import halve_on_oom
-from nlbench.probes.lines.recording.point_memory import (
-    PointMemory,
-    measure_point_memory,
-    share_out,
-)
+from nlbench.probes.lines.recording.point_memory import PointMemory, measure_point_memory, share_out
 from nlbench.probes.lines.recording.program import Program
 from nlbench.probes.lines.rules.rounding import peak
 from nlbench.probes.lines.segments import segment_lengths

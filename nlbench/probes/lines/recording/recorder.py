@@ -21,13 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from nlbench.errors import (
-    NlbenchError,
-    NotFinite,
-    RequestError,
-    UnsupportedOperation,
-    first_line,
-)
+from nlbench.errors import NlbenchError, NotFinite, RequestError, UnsupportedOperation, first_line
 from nlbench.introspection.function_calls import (
     SPARSE_LAYOUTS,
     DispatchMode,
