@@ -237,10 +237,7 @@ class _HSICTerms:
         return _HSICTerms(**sums, unit_x=units[0], unit_y=units[1])
 
     def alignment(self) -> Tensor:
-        """Compute CKA from the terms.
-
-        Raise `Undefined` if xx or yy is zero up to rounding.
-        """
+        """Compute CKA from the terms. Raise `Undefined` if xx or yy is zero up to rounding."""
         for norm, size, role in ((self.xx, self.size_x, "input"), (self.yy, self.size_y, "output")):
             if size == 0:
                 raise Undefined(f"constant {role}")
@@ -318,10 +315,7 @@ def _gaussian_terms(
 
 
 def _median(values: Tensor) -> float:
-    """Compute the median of values (m,).
-
-    PyTorch returns the lower of the two middle values.
-    """
+    """Compute the median of values (m,). PyTorch returns the lower of the two middle values."""
     lower, upper = (len(values) + 1) // 2, len(values) // 2 + 1
     return float((values.kthvalue(lower).values + values.kthvalue(upper).values) / 2)
 
@@ -536,10 +530,7 @@ class CKA(PairsMeasure):
 
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
-        """Return the bounds.
-
-        The debiased value has none.
-        """
+        """Return the bounds. The debiased value has none."""
         return (-math.inf, math.inf) if options["debiased"] else cls.bounds
 
     @classmethod

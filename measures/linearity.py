@@ -354,10 +354,7 @@ class _LinearityAccumulator(Accumulator):
 
 
 def _first_rows(sample_index: Tensor) -> Tensor:
-    """Return a mask (n,) of the first row of each sample.
-
-    None if no sample has others.
-    """
+    """Return a mask (n,) of the first row of each sample. None if no sample has others."""
     numbers, index = torch.unique(sample_index, return_inverse=True)
     is_first = torch.zeros(len(sample_index), dtype=torch.bool, device=sample_index.device)
     if len(numbers) == len(sample_index):

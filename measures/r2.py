@@ -133,10 +133,7 @@ def r2_score(
 
 
 def _count_distinct(x: PreparedSamples, y: PreparedSamples, kind: str) -> int:
-    """Count the distinct samples.
-
-    For the ordinary R², a lower bound that is enough may do.
-    """
+    """Count the distinct samples. For the ordinary R², a lower bound that is enough may do."""
     count = len(torch.unique(x.values[:, 0]))
     if count == len(x) or (kind == "ordinary" and count > x.shape[1] + 1):
         return count
@@ -415,10 +412,7 @@ class _FoldAccumulator(Accumulator):
 
     @torch.no_grad()
     def add(self, x: Samples, y: Samples, sources: RowNumbers | None = None) -> None:
-        """Add one batch.
-
-        The tensors are copied.
-        """
+        """Add one batch. The tensors are copied."""
         x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
         if check_count(x, y, at_least=0) == 0:
             return
@@ -590,10 +584,7 @@ class R2(PairsMeasure):
 
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
-        """Return the bounds.
-
-        Only the ordinary value is never negative.
-        """
+        """Return the bounds. Only the ordinary value is never negative."""
         return cls.bounds if options["kind"] == "ordinary" else (-math.inf, 1.0)
 
     def accumulator(self) -> Accumulator:

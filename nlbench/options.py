@@ -120,10 +120,7 @@ class Option:
             raise RequestError(message) from None
 
     def parse_flags(self, texts: Sequence[str], label: str) -> Any:
-        """Parse the values of a repeatable flag.
-
-        Also raise if a glob matches no file.
-        """
+        """Parse the values of a repeatable flag. Also raise if a glob matches no file."""
         read = _KINDS[self.kind].read
         assert read is not None
         return self.parse(read(texts, label), label)

@@ -67,10 +67,7 @@ def parse_integer(text: str) -> int:
 
 
 def parse_number(text: str) -> float:
-    """Parse a number other than NaN.
-
-    Raise ValueError for other text.
-    """
+    """Parse a number other than NaN. Raise ValueError for other text."""
     number = float(text)
     # Python also accepts underscores and the digits of other scripts.
     if math.isnan(number) or not text.isascii() or "_" in text:
@@ -139,10 +136,7 @@ def _parse_seed(text: str, part: str, label: str) -> int:
 
 
 def limited_seeds(seeds: Iterable[int], label: str) -> tuple[int, ...]:
-    """Return the distinct seeds in order.
-
-    Raise if there are too many.
-    """
+    """Return the distinct seeds in order. Raise if there are too many."""
     distinct = tuple(unique(seeds))
     if len(distinct) > MAX_SEEDS:
         raise RequestError(f"{label}: too many, expected at most {MAX_SEEDS}")

@@ -79,10 +79,7 @@ class ProgressMonitor:
         """Handle the start of a call to a measure."""
 
     def leave(self) -> None:
-        """Handle the end of the call.
-
-        Raise if the measure took too long.
-        """
+        """Handle the end of the call. Raise if the measure took too long."""
 
 
 def create_progress(style: str) -> Bar | PlainProgress:

@@ -324,10 +324,7 @@ def _restore_path(spec: SubjectSpec, run: Run) -> SubjectSpec:
 def _features(
     subject: Subject, options: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], NDArray[np.int64]]:
-    """Observe the outputs of all places on the same rows.
-
-    Return them and the rows' groups.
-    """
+    """Observe the outputs of all places on the same rows. Return them and the rows' groups."""
     from nlbench.introspection.distinct_rows import DistinctRows
     from nlbench.probes.sites.site import SiteBatch
     from nlbench.probes.sites.sites_observation import observe_sites

@@ -241,10 +241,7 @@ def _copy_known(folder: RunFolder, cells: Sequence[Cell], known: Iterable[str | 
 def _measure(
     folder: RunFolder, todo: Preview, pool: WorkerPool, monitor: ProgressMonitor, request: Request
 ) -> None:
-    """Measure and record cells.
-
-    Raise if the only subject can't be loaded.
-    """
+    """Measure and record cells. Raise if the only subject can't be loaded."""
     machine = RecordedMachine(folder.manifest.device, "", folder.manifest.environment)
     expected = recorded_facts(folder.records.values())
     cells = {cell.key: cell for cell in todo.new}

@@ -61,10 +61,7 @@ class NotebookFigure(Figure):
     format: str = "png"
 
     def savefig(self, fname: Any, **options: Any) -> None:
-        """Save the figure.
-
-        The same figure gives the same bytes.
-        """
+        """Save the figure. The same figure gives the same bytes."""
         suffix = PurePath(fname).suffix if isinstance(fname, str | os.PathLike) else ""
         kind = options.setdefault("format", suffix.lstrip(".").lower() or self.format)
         options.setdefault("metadata", _DATES.get(kind))

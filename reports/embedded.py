@@ -363,10 +363,7 @@ def entry_texts(entry: Standing, decimals: int | None) -> tuple[str, str, str, s
 
 
 def _json_number(value: float | None, digits: int = 17) -> float | str | None:
-    """Convert a number to JSON.
-
-    Represent non-finite ones by their JavaScript names.
-    """
+    """Convert a number to JSON. Represent non-finite ones by their JavaScript names."""
     if value is None or math.isfinite(value):
         return value if value is None or digits == 17 else float(f"{value:.{digits}g}")
     if math.isnan(value):

@@ -56,10 +56,7 @@ class Standing(Score):
 
     @property
     def ranks(self) -> str:
-        """The interval for the rank as text, such as ``1–3``.
-
-        Empty if it is unknown.
-        """
+        """The interval for the rank as text, such as ``1–3``. Empty if it is unknown."""
         if self.best is None or self.worst is None:
             return ""
         return str(self.best) if self.best == self.worst else f"{self.best}–{self.worst}"
@@ -144,10 +141,7 @@ def _step_key(row: Row) -> tuple[Any, ...]:
 
 
 def _members(subjects: Iterable[TableSubject], together: bool) -> list[tuple[TableSubject, ...]]:
-    """Group subjects by network.
-
-    Groups in which a seed occurs more than once are split.
-    """
+    """Group subjects by network. Groups in which a seed occurs more than once are split."""
     groups: dict[object, list[TableSubject]] = {}
     for subject in subjects:
         groups.setdefault(subject.group if together else subject.label, []).append(subject)

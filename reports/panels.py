@@ -80,10 +80,7 @@ def ecdf(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def draw_signature(axes: Axes, cells: LabelledCells, info: MeasureInfo) -> str:
-    """Plot one marker per site and subject with its interval.
-
-    Return the measure's axis.
-    """
+    """Plot one marker per site and subject with its interval. Return the measure's axis."""
     hollow: Counter[int] = Counter()
     for index, (label, cell) in cells.items():
         depth = np.arange(1, len(cell.places) + 1)
@@ -132,10 +129,7 @@ def _reach(values: ArrayLike, intervals: Sequence[tuple[float, float]]) -> NDArr
 
 
 def draw_distribution(axes: Axes, cells: LabelledCells, info: MeasureInfo) -> str:
-    """Plot one step function per subject.
-
-    Return the axis that shows the measure.
-    """
+    """Plot one step function per subject. Return the axis that shows the measure."""
     all_values: list[float] = []
     for index, (label, cell) in cells.items():
         values = cell.place_values.tolist()
@@ -171,10 +165,7 @@ def _use_log_scale(axes: Axes, values: Sequence[float]) -> None:
 
 
 def draw_bars(axes: Axes, cells: LabelledCells, info: MeasureInfo) -> str:
-    """Plot one bar per place and subject.
-
-    Return the axis that shows the measure.
-    """
+    """Plot one bar per place and subject. Return the axis that shows the measure."""
     width = 0.8 / len(cells)
     for position, (index, (label, cell)) in enumerate(cells.items()):
         offset = (position - (len(cells) - 1) / 2) * width

@@ -148,10 +148,7 @@ def differences(runs: Sequence[NamedRun]) -> Table | None:
 
 
 def list_gpus(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the GPU models used by a run.
-
-    Their rounding may differ.
-    """
+    """Return the GPU models used by a run. Their rounding may differ."""
     known = [manifest.get("environment") or {}, *(manifest.get("environments") or [])]
     return unique(str(e["device_name"]) for e in known if e.get("capability"))
 

@@ -190,10 +190,7 @@ def _places(run: Run, measure: str, file: str = "", statistic: str = "value") ->
 def _criteria(
     runs: Mapping[str, Run], task: str, seed: int, file: str
 ) -> dict[str, dict[str, float]]:
-    """Return every criterion for the calls of a network.
-
-    Larger values predict larger costs.
-    """
+    """Return every criterion for the calls of a network. Larger values predict larger costs."""
     measured = runs[f"criteria-{task}"]
     table = {name: _places(measured, name, file) for name in (*SITE_MEASURES, "substitution")}
     table["identity"] = _places(measured, "substitution", file, "identity")

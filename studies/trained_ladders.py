@@ -80,10 +80,7 @@ class Plant:
 
     @property
     def problem(self) -> str:
-        """Why the network can't be built.
-
-        Empty if it can.
-        """
+        """Why the network can't be built. Empty if it can."""
         zoo, _, name = self.model.partition("/")
         return MEMBERS[name].problem if zoo == "zoo" else ""
 
@@ -197,10 +194,7 @@ class TrainedLadders(Study):
 
 
 def _write_rungs(context: Context, plant: Plant, ladder: Ladder) -> tuple[str, ...]:
-    """Write the checkpoint of each rung unless it exists.
-
-    Return their paths.
-    """
+    """Write the checkpoint of each rung unless it exists. Return their paths."""
     from nlbench.serialization.files import make_folder
     from nlbench.subjects.weights import save_weights
 

@@ -234,10 +234,7 @@ class SamplePairs:
 
     @torch.no_grad()
     def add_samples(self, x: Samples, y: Samples) -> SamplePairs:
-        """Add one batch.
-
-        The tensors are copied.
-        """
+        """Add one batch. The tensors are copied."""
         x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
         count = check_count(x, y, at_least=0)
         widths = (x.shape[1], y.shape[1])

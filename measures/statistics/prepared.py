@@ -142,10 +142,7 @@ Samples: TypeAlias = Tensor | PreparedSamples
 
 
 def prepare_samples(samples: Samples, name: str) -> PreparedSamples:
-    """Prepare samples, or return prepared ones unchanged.
-
-    See `as_samples`.
-    """
+    """Prepare samples, or return prepared ones unchanged. See `as_samples`."""
     if isinstance(samples, PreparedSamples):
         return samples
     return PreparedSamples(as_samples(samples, name), _rounding(samples.dtype))

@@ -163,10 +163,7 @@ def check_image(path: str | os.PathLike[str]) -> None:
 
 
 def _trailer_contains(path: str | os.PathLike[str], marker: bytes) -> bool:
-    """Return True if a file's last bytes contain `marker`.
-
-    JPEG files may have bytes after it.
-    """
+    """Return True if a file's last bytes contain `marker`. JPEG files may have bytes after it."""
     with Path(path).open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 64))
         return marker in file.read()

@@ -244,10 +244,7 @@ def quiet() -> Iterator[None]:
 
 
 def _class_and_config(folder: Path, config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the class of the model and its configuration.
-
-    Code in the folder isn't run.
-    """
+    """Return the class of the model and its configuration. Code in the folder isn't run."""
     transformers = _transformers()
     name = _architecture(config)
     # Eager attention exposes its softmax as an activation.

@@ -231,10 +231,7 @@ class Timm(_Library):
         return _timm().list_models()
 
     def load(self, name: str) -> Callable[..., nn.Module]:
-        """Return the function that builds a network.
-
-        ``NAME.TAG`` uses the tag's preprocessing.
-        """
+        """Return the function that builds a network. ``NAME.TAG`` uses the tag's preprocessing."""
         timm = _timm()
         if not timm.is_model(name):
             raise self._unknown(name, timm.list_models())

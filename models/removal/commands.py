@@ -344,10 +344,7 @@ def _show(
 
 
 def _output_folder(out: str | None, model: str) -> Path:
-    """Return the folder for the result.
-
-    Raise if it contains anything.
-    """
+    """Return the folder for the result. Raise if it contains anything."""
     if out is None:
         return numbered(Path(f"{model.replace('/', '-')}-removed"))
     folder = parse_folder(out)

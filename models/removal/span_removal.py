@@ -97,10 +97,7 @@ class SpanRemoval:
         self._map = map_name
 
     def remove_named(self, text: str) -> None:
-        """Remove the span that a text names.
-
-        See `parse_span`.
-        """
+        """Remove the span that a text names. See `parse_span`."""
         self._remove_cheapest([find_span(self.network, self._fitting[:2], text)])
 
     def remove_ranked(

@@ -171,10 +171,7 @@ def _drop_none(**changes: Any) -> dict[str, Any]:
 def _train(
     request: "TrainingRequest", file: Path, bar: Any, command: str, *, resume: bool, **keep: Any
 ) -> "TrainingSummary | None":
-    """Train one network.
-
-    If it diverges, print a note and return None.
-    """
+    """Train one network. If it diverges, print a note and return None."""
     from .train import run_training
 
     def step(epoch: Any) -> None:

@@ -206,10 +206,7 @@ def _file(folder: Path, prefix: str, omega: float, seed: int) -> Path:
 def _train(
     requests: Mapping[Path, TrainingRequest], progress: Progress | None, command: str
 ) -> list[NotFinite]:
-    """Train networks.
-
-    If any diverges, warn and return the first error.
-    """
+    """Train networks. If any diverges, warn and return the first error."""
     try:
         train_networks(
             requests, threads=torch.get_num_threads(), progress=progress, command=command

@@ -44,10 +44,7 @@ class Package:
 
     @property
     def folder(self) -> Path | None:
-        """Folder of its import package.
-
-        None if it isn't installed.
-        """
+        """Folder of its import package. None if it isn't installed."""
         spec = find_spec(self.module)
         locations = spec.submodule_search_locations if spec else None
         return Path(next(iter(locations))) if locations else None

@@ -169,10 +169,7 @@ class _Reader:
 
 
 def _dequantize(content: memoryview, kind: int, shape: list[int]) -> np.ndarray:
-    """Return a tensor's values.
-
-    Quantised values are a scale times an integer, plus an offset.
-    """
+    """Return a tensor's values. Quantised values are a scale times an integer, plus an offset."""
     size = int(np.prod(shape))
     if kind == _FLOAT32:
         return np.frombuffer(content, "<f4", size).copy()

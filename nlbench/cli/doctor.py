@@ -148,10 +148,7 @@ def _check_plugins() -> Iterator[Finding]:
 
 
 def _load_problem(load: Callable[..., object], *arguments: str) -> str:
-    """Return the error that a function raises.
-
-    Empty if it raises none.
-    """
+    """Return the error that a function raises. Empty if it raises none."""
     try:
         load(*arguments)
     except NlbenchError as error:

@@ -126,10 +126,7 @@ _FORMATS = (".png", ".svg", ".pdf", ".eps", ".jpg", ".jpeg", ".tif", ".tiff", ".
 
 
 def _picture_file(out: str | None) -> Path:
-    """Return the file for the picture.
-
-    Raise if it exists or its format isn't known.
-    """
+    """Return the file for the picture. Raise if it exists or its format isn't known."""
     if out is None:
         return numbered(Path("plane.png"))
     file = Path(out)

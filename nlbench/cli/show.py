@@ -79,10 +79,7 @@ def find_group(name: str) -> str:
 
 
 def load_source(group: str, name: str) -> Source:
-    """Return the source of a registered object.
-
-    A dataset is opened to read its source.
-    """
+    """Return the source of a registered object. A dataset is opened to read its source."""
     plugin = _load_plugin(group, name)
     if group == "models":
         from nlbench.subjects.model import model_info

@@ -118,10 +118,7 @@ def read_value(result: Result) -> float:
 
 
 def difference(first: Result, second: Result, tolerance: float) -> str:
-    """Describe how two results differ by more than a tolerance.
-
-    Empty if they don't.
-    """
+    """Describe how two results differ by more than a tolerance. Empty if they don't."""
     if first.status != second.status:
         return f"{first.status} becomes {second.status}: {second.reason or first.reason}"
     if first.status != "ok":
@@ -148,10 +145,7 @@ class Check:
 
 
 def check_equal(name: str, difference: str, hint: str = "") -> Check:
-    """Return a check that is broken if there is a difference.
-
-    Its detail ends with `hint`.
-    """
+    """Return a check that is broken if there is a difference. Its detail ends with `hint`."""
     return Check(name, "broken" if difference else "kept", difference and difference + hint)
 
 

@@ -315,10 +315,7 @@ def keep_supervisor(supervisor: Supervisor) -> None:
 
 
 def release_supervisor(supervisor: Supervisor) -> None:
-    """Keep a supervisor inside `keep_workers`.
-
-    Otherwise stop it.
-    """
+    """Keep a supervisor inside `keep_workers`. Otherwise stop it."""
     if _thread_pools:
         keep_supervisor(supervisor)
     else:

@@ -179,10 +179,7 @@ def modes_disabled() -> AbstractContextManager[object]:
 
 
 def get_storage_ref(tensor: Tensor) -> StorageWeakRef | None:
-    """Return a weak reference to a tensor's storage.
-
-    None for a sparse tensor, which has none.
-    """
+    """Return a weak reference to a tensor's storage. None for a sparse tensor, which has none."""
     try:
         return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
     except RuntimeError:
@@ -212,8 +209,5 @@ def positional(
 
 
 def out_of_place(func: Any, name: str) -> Callable[..., Any]:
-    """Return the out-of-place variant of an operator overload.
-
-    `name` is its name.
-    """
+    """Return the out-of-place variant of an operator overload. `name` is its name."""
     return getattr(getattr(torch.ops.aten, name), func._overloadname)

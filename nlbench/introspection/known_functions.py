@@ -63,10 +63,7 @@ def _identify(module: nn.Module) -> str:
 
 
 def _compute_unobserved(compute: Callable[[], Tensor]) -> Tensor | None:
-    """Compute a tensor in a separate thread, hidden from probes.
-
-    Return None on failure.
-    """
+    """Compute a tensor in a separate thread, hidden from probes. Return None on failure."""
     results: list[Tensor] = []
 
     def work() -> None:

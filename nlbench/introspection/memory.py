@@ -327,10 +327,7 @@ def microbatch_sizes(samples: int, limit: int) -> list[int]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has finished its queued work, as timing requires.
-
-    Do nothing on a CPU.
-    """
+    """Wait until a GPU has finished its queued work, as timing requires. Do nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

@@ -153,10 +153,7 @@ def computing_in(network: Network, mode: FloatTypeMode) -> Network:
 
 
 def double_copy(model: nn.Module, inputs: Tensor | None = None) -> nn.Module:
-    """Copy a model in eval mode so that it computes in float64.
-
-    See `typed_copy`.
-    """
+    """Copy a model in eval mode so that it computes in float64. See `typed_copy`."""
     return typed_copy(model, torch.float64, inputs)
 
 
@@ -381,10 +378,7 @@ class _Closures:
                 self._copies |= {id(a): (a, b) for a, b in zip(originals, twins, strict=True)}
 
     def rebound(self, value: Any) -> Any:
-        """Return a value that refers to the copy.
-
-        The same value if it doesn't refer to either.
-        """
+        """Return a value that refers to the copy. The same value if it doesn't refer to either."""
         if id(value) in self._copies:
             return self._copies[id(value)][1]
         if isinstance(value, MethodType):

@@ -115,10 +115,7 @@ class HandwrittenCall:
         self._affine_calls = 0
 
     def before(self, operation: Operation, sampled: Sequence[Tensor]) -> bool:
-        """Check an operation before it runs.
-
-        Return True if it computes with data.
-        """
+        """Check an operation before it runs. Return True if it computes with data."""
         if not sampled or operation.takes == "metadata":
             return False
         # Data from elsewhere, such as an attribute, would be a second input.
@@ -232,10 +229,7 @@ class ModuleStack(TorchFunctionMode):
         return wrapper
 
     def around(self, call: ModuleCall) -> Any:
-        """Run a module call, and return its output.
-
-        Subclasses extend this method.
-        """
+        """Run a module call, and return its output. Subclasses extend this method."""
         self.stack.append(call)
         try:
             return call.forward(*call.args, **call.kwargs)
@@ -390,18 +384,12 @@ class SiteNames(ModuleStack):
         return output
 
     def call(self, call: FunctionCall) -> Any:
-        """Call a PyTorch function.
-
-        Subclasses override this method.
-        """
+        """Call a PyTorch function. Subclasses override this method."""
         return call.run()
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Names that `current` may end up with.
-
-        There are none if there is no current name.
-        """
+        """Names that `current` may end up with. There are none if there is no current name."""
         if self.current is None:
             return ()
         if self.handwritten is None:
@@ -422,10 +410,7 @@ class SiteNames(ModuleStack):
     def handwritten_ends(
         self, handwritten: HandwrittenCall, output: Any, name: SiteName | None
     ) -> None:
-        """Handle the end of a possible handwritten activation.
-
-        `name` is None if it is not one.
-        """
+        """Handle the end of a possible handwritten activation. `name` is None if it is not one."""
 
     def around(self, call: ModuleCall) -> Any:
         """Run a module call, which may be a handwritten activation."""

@@ -192,10 +192,7 @@ def _set_precisions(explicit: Mapping[tuple[str, str], str]) -> None:
 
 
 def _explicit_precisions() -> dict[tuple[str, str], str]:
-    """Return the setting for each operation and backend.
-
-    It is ``none`` if inherited.
-    """
+    """Return the setting for each operation and backend. It is ``none`` if inherited."""
     explicit = {("generic", "all"): _precision("generic", "all")}
     try:
         # Read each setting while there is nothing to inherit.
@@ -279,10 +276,7 @@ def autocast_now() -> Callable[[], AbstractContextManager[None]]:
 
 @contextmanager
 def _autocast(dtypes: Mapping[str, torch.dtype | None]) -> Iterator[None]:
-    """Set autocast's dtype for each device type.
-
-    None disables autocast.
-    """
+    """Set autocast's dtype for each device type. None disables autocast."""
     with ExitStack() as stack:
         for kind, dtype in dtypes.items():
             if dtype is not None or torch.is_autocast_enabled(kind):

@@ -49,10 +49,7 @@ class AttributeSnapshot:
         self.update()
 
     def update(self) -> None:
-        """Take the snapshot again.
-
-        Cheap, since only what changed is copied.
-        """
+        """Take the snapshot again. Cheap, since only what changed is copied."""
         if self.covers_imports() and self._is_unchanged():
             return
         self._modules = _modules()
@@ -268,10 +265,7 @@ class Changes(list[str]):
         self.lasting: list[str] = []
 
     def add(self, names: Iterable[tuple[str, bool]], *, is_foreign: bool = False) -> None:
-        """Add names, each with False if it could not be restored.
-
-        See `foreign_changes`.
-        """
+        """Add names, each with False if it could not be restored. See `foreign_changes`."""
         for name, is_restored in names:
             if name not in self:
                 self.append(name)
@@ -384,10 +378,7 @@ def _read(settings: list[_Setting]) -> list[Any]:
 
 
 def _restore(settings: list[_Setting], values: list[Any]) -> Iterator[tuple[str, bool]]:
-    """Restore settings.
-
-    Yield the names of what changed, with False if it still differs.
-    """
+    """Restore settings. Yield the names of what changed, with False if it still differs."""
     for setting, before in zip(settings, values, strict=True):
         if setting.differs(before, setting.read()):
             with contextlib.suppress(Exception):  # A model's mode may raise any.

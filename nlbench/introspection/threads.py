@@ -157,10 +157,7 @@ _BLAS_LIMIT = threading.Lock()
 
 @cache
 def _blas_libraries() -> ThreadpoolController:
-    """Find the BLAS libraries of NumPy and SciPy.
-
-    The search takes milliseconds.
-    """
+    """Find the BLAS libraries of NumPy and SciPy. The search takes milliseconds."""
     # Only loaded libraries can be found.
     importlib.import_module("scipy.linalg")
     controller = ThreadpoolController()
@@ -265,10 +262,7 @@ class BackgroundWorkers(Generic[Item]):
             self._wait(-1)
 
     def _wait(self, limit: int) -> None:
-        """Wait until the items that wait or run have at most `limit` bytes.
-
-        With -1, for all.
-        """
+        """Wait until the items that wait or run have at most `limit` bytes. With -1, for all."""
         while self._sizes and sum(self._sizes.values()) > limit:
             for future in wait(self._sizes, return_when=FIRST_COMPLETED).done:
                 del self._sizes[future]

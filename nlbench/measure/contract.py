@@ -28,10 +28,7 @@ from .torchmetrics_adapter import metric_measure
 
 
 def load_measures(names: Iterable[str], warn: Callable[[str], None]) -> list[type[Measure]]:
-    """Load registered measures.
-
-    Skip those matched by a glob that can't be loaded.
-    """
+    """Load registered measures. Skip those matched by a glob that can't be loaded."""
     patterns = list(names)
     loaded: list[type[Measure]] = []
     for name in registry.expand("measures", patterns):
@@ -52,10 +49,7 @@ def load_measure(name: str) -> type[Measure]:
 
 
 def checked_measure(measure: object, name: str | None = None) -> type[Measure]:
-    """Convert an object to a measure whose probe is registered.
-
-    See `as_measure`.
-    """
+    """Convert an object to a measure whose probe is registered. See `as_measure`."""
     checked = as_measure(measure, name)
     probes = registry.entries("probes")
     if checked.name in probes:

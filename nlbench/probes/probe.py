@@ -27,10 +27,7 @@ OnStep = Callable[[], None]
 
 
 class Listener(Protocol):
-    """The interface through which probes update a measure.
-
-    Its errors don't reach the probe.
-    """
+    """The interface through which probes update a measure. Its errors don't reach the probe."""
 
     def update(self, observation: Any, order: tuple[int, ...] | None = None) -> None:
         """Add one observation.

@@ -194,10 +194,7 @@ def make_folder(path: Path) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove unfinished files from killed processes.
-
-    No other process may be writing.
-    """
+    """Remove unfinished files from killed processes. No other process may be writing."""
     for entry in list(folder.iterdir()):
         if is_part(entry):
             with contextlib.suppress(OSError):
@@ -224,10 +221,7 @@ _CHECKSUM = "checksum"
 
 
 def dump_versioned(content: Mapping[str, Any], *, finite: bool = True) -> str:
-    """Serialize the content of a file.
-
-    With `finite`, raise for NaN or infinity.
-    """
+    """Serialize the content of a file. With `finite`, raise for NaN or infinity."""
     versioned = {"format": FORMAT, **content}
     return json.dumps(versioned, indent=1, allow_nan=not finite, default=_plain) + "\n"
 

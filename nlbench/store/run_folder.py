@@ -71,10 +71,7 @@ class RunFolder(LockedFolder):
         return self.cells / f"{key}.json"
 
     def holds_a_run(self) -> bool:
-        """Return True for a run and False for an unused folder.
-
-        Raise for anything else.
-        """
+        """Return True for a run and False for an unused folder. Raise for anything else."""
         if self._is_free():
             return False
         if self.manifest_file.is_file():
@@ -278,10 +275,7 @@ class RunFolder(LockedFolder):
             return False
 
     def remove(self) -> None:
-        """Remove the folder of a run without cells.
-
-        Keep it if it contains anything else.
-        """
+        """Remove the folder of a run without cells. Keep it if it contains anything else."""
         with contextlib.suppress(OSError):
             # Called first, since it fails if there is a cell.
             self.cells.rmdir()
@@ -330,10 +324,7 @@ COLUMNS = (
 
 
 def tidy_table(records: Iterable[Record]) -> pd.DataFrame:
-    """Build the table of records.
-
-    See `nlbench.Run.scores`.
-    """
+    """Build the table of records. See `nlbench.Run.scores`."""
     import pandas as pd
 
     rows = [row for record in records for row in _rows(record)]

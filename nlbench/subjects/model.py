@@ -111,10 +111,7 @@ def declared_info(name: str) -> ModelInfo:
 
 
 def model_info(build: Callable[..., Any]) -> ModelInfo:
-    """Return a model's declaration.
-
-    An undecorated function has the default one.
-    """
+    """Return a model's declaration. An undecorated function has the default one."""
     return getattr(build, "__nlbench_model__", ModelInfo())
 
 
@@ -160,10 +157,7 @@ def check_arguments(
     required: Iterable[str],
     owner: str,
 ) -> None:
-    """Raise if a required argument is missing or one is not known.
-
-    None: any is known.
-    """
+    """Raise if a required argument is missing or one is not known. None: any is known."""
     missing = [argument for argument in required if argument not in passed]
     if missing:
         expected = " ".join(f"--set {owner}.{argument}=VALUE" for argument in missing)

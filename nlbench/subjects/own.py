@@ -255,10 +255,7 @@ class OwnCode:
 
     @property
     def definition(self) -> ast.AST | None:
-        """The class, function or expression that defines the object.
-
-        None if it is imported.
-        """
+        """The class, function or expression that defines the object. None if it is imported."""
         return self.file.definitions().get(self.name, (None, None))[0]
 
     @property

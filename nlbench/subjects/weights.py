@@ -360,10 +360,7 @@ def _plain_data_allowed() -> Iterator[None]:
 
 
 def _convert(tensor: torch.Tensor, target: torch.Tensor, name: str, path: Path) -> torch.Tensor:
-    """Return a tensor in the model's dtype.
-
-    Raise if it doesn't fit.
-    """
+    """Return a tensor in the model's dtype. Raise if it doesn't fit."""
     import torch
 
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:

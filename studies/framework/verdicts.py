@@ -166,10 +166,7 @@ def mean_above(values: ArrayLike, bound: float = 0.0) -> Decision:
 
 
 def mean_below(values: ArrayLike, bound: float = 0.0) -> Decision:
-    """Test whether the mean over networks lies below a bound.
-
-    See `mean_above`.
-    """
+    """Test whether the mean over networks lies below a bound. See `mean_above`."""
     return mean_above(-_array(values), -bound)
 
 

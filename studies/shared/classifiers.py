@@ -21,10 +21,7 @@ from .zoo_networks import measure_zoo
 
 @dataclass(frozen=True)
 class Classifier:
-    """A published classifier.
-
-    The paper compares groups, which consist of families.
-    """
+    """A published classifier. The paper compares groups, which consist of families."""
 
     year: int
     family: str
@@ -132,10 +129,7 @@ def measure_classifiers(context: Context, measures: Sequence[str]) -> Run:
 
 
 def _available(names: Iterable[str], data: str, *, required: bool) -> tuple[str, ...]:
-    """Return the networks whose weights are available.
-
-    There are none if the dataset is missing.
-    """
+    """Return the networks whose weights are available. There are none if the dataset is missing."""
     from nlbench import registry
     from nlbench.subjects.load import load_dataset
     from nlbench.subjects.model import model_info

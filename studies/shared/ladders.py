@@ -111,10 +111,7 @@ class Ladder:
         return any(rung.weights != "init" for rung in self.rungs)
 
     def find_rung(self, subject: SubjectFacts) -> int:
-        """Return the index of a recorded subject's rung.
-
-        Rung 0 is the least nonlinear.
-        """
+        """Return the index of a recorded subject's rung. Rung 0 is the least nonlinear."""
         for index, rung in enumerate(self.rungs):
             if rung.contains(subject):
                 return index

@@ -131,10 +131,7 @@ def _weight_density(model: nn.Module) -> dict[str, float]:
 
 
 def criteria_measure(train: Subject, seed: int) -> type[Measure]:
-    """Return a measure of a network's `call_criteria`.
-
-    ``value`` is the residual.
-    """
+    """Return a measure of a network's `call_criteria`. ``value`` is the residual."""
 
     def removal_criteria(_: Any) -> Result:
         """Criteria of the activation calls of one network."""

@@ -283,10 +283,7 @@ def activation(
 
 
 def fact(aspect: str, value: str, *names: str) -> None:
-    """Register a fact about operations.
-
-    See `FACTS`.
-    """
+    """Register a fact about operations. See `FACTS`."""
     for name in names:
         register_aspect(name, aspect, __name__, **{aspect: value})
 
@@ -393,10 +390,7 @@ def qualified_name(func: Any) -> str:
 
 
 def _plain_name(func: Any) -> str:
-    """Return the name of a PyTorch operation.
-
-    For a property's getter or setter, the property's.
-    """
+    """Return the name of a PyTorch operation. For a property's getter or setter, the property's."""
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__"):
         return str(getattr(getattr(func, "__self__", None), "__name__", ""))

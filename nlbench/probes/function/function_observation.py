@@ -110,10 +110,7 @@ class PreciseFunction:
             return None
 
     def check(self, inputs: Tensor, mode: DerivativeMode, limit: int | None) -> None:
-        """Check the derivative at a few samples.
-
-        See `check_derivative`.
-        """
+        """Check the derivative at a few samples. See `check_derivative`."""
         if not len(inputs):
             return
         # A sample takes twice the memory in float64.

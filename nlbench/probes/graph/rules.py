@@ -27,10 +27,7 @@ from .channel_graph import Builder, compact, concatenate, differs, expand_consta
 
 
 class UnfollowableCall(Exception):
-    """Raised if the rules can't follow a call.
-
-    The tracker adds its place to the message.
-    """
+    """Raised if the rules can't follow a call. The tracker adds its place to the message."""
 
 
 class ChannelCall(FunctionCall):
@@ -333,10 +330,7 @@ def _distinguish_copies(call: ChannelCall, source: Tensor, constant: Tensor) -> 
 
 
 def _select_entries(call: ChannelCall, axes: Iterable[int]) -> Tensor:
-    """Follow selected entries.
-
-    If a channel is selected again, the copy is a new channel.
-    """
+    """Follow selected entries. If a channel is selected again, the copy is a new channel."""
     source = call.argument(0, "input")
     nodes: Tensor = _move(call)
     if not any(call.holds_channels(source, axis) for axis in axes):
@@ -510,10 +504,7 @@ _JOINED_POSITIONS = (
     "rsub", "rtruediv", "sub", "subtract", "true_divide", "truediv",
 )  # fmt: skip
 def _add_or_multiply(call: ChannelCall) -> Tensor:
-    """Follow sums and products.
-
-    A constant adds no branch.
-    """
+    """Follow sums and products. A constant adds no branch."""
     first = call.argument(0, "input")
     second = call.argument(1, "other")
     if call.kwargs.get("rounding_mode") is not None:
@@ -531,10 +522,7 @@ def _add_or_multiply(call: ChannelCall) -> Tensor:
 
 
 def _merge_operands(call: ChannelCall, *operands: Any) -> Tensor:
-    """Merge operands elementwise.
-
-    A constant adds no branch, but may distinguish copies.
-    """
+    """Merge operands elementwise. A constant adds no branch, but may distinguish copies."""
     flowing = [value for value in operands if call.nodes_of(value) is not None]
     for value, other in itertools.product(flowing, operands):
         if isinstance(other, Tensor) and call.nodes_of(other) is None:
@@ -556,10 +544,7 @@ def _addcmul(call: ChannelCall) -> Tensor:
 
 @graph_rule("lerp")
 def _interpolate_linearly(call: ChannelCall) -> Tensor:
-    """Follow a weighted sum of two tensors.
-
-    A constant one adds no branch.
-    """
+    """Follow a weighted sum of two tensors. A constant one adds no branch."""
     start, end, weight = (call.argument(i, n) for i, n in enumerate(("input", "end", "weight")))
     if call.nodes_of(weight) is not None:
         raise UnfollowableCall("its weight depends on the input")
@@ -568,10 +553,7 @@ def _interpolate_linearly(call: ChannelCall) -> Tensor:
 
 @graph_rule("cat", "concat", "concatenate")
 def _concatenate(call: ChannelCall) -> Tensor:
-    """Follow concatenation.
-
-    A constant next to positions of a channel becomes part of it.
-    """
+    """Follow concatenation. A constant next to positions of a channel becomes part of it."""
     axis = call.argument(1, "dim", call.kwargs.get("axis", 0)) % call.output.ndim
     tensors = [t for t in call.argument(0, "tensors") if t.ndim == call.output.ndim]
     nodes = [call.nodes(t) for t in tensors]

@@ -110,10 +110,7 @@ class PolynomialFit:
 
 
 def _range(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the middle and the radius (d,) of each channel's range.
-
-    A constant's radius is 1.
-    """
+    """Return the middle and the radius (d,) of each channel's range. A constant's radius is 1."""
     n = len(x)
     # Quantiles of the first batch's inputs that bound the range of a channel.
     low, high = (
@@ -224,10 +221,7 @@ class AffineFit:
         return self._shift is not None and self._shift[0].shape == self._shift[1].shape
 
     def per_channel(self) -> AffineMap:
-        """Return the best slope and intercept of each channel.
-
-        A constant channel has slope 0.
-        """
+        """Return the best slope and intercept of each channel. A constant channel has slope 0."""
         (mean_x, mean_y), (centre_x, centre_y) = self._means()
         if not self.keeps_channels:
             raise Undefined(

@@ -394,10 +394,7 @@ def _observe_maps(
 
 
 def _missing_map_reason(name: str, place: ReplaceableCall, fit: AffineFit) -> str:
-    """Return the reason why a place has no map of the given name.
-
-    Return "" if it has one.
-    """
+    """Return the reason why a place has no map of the given name. Return "" if it has one."""
     if name in ("channel", "identity", *POLYNOMIAL_DEGREES):
         return "" if fit.keeps_channels else UNFITTED[name]
     if name == "mean" or (fit.is_full and fit.rows >= fit.min_rows):
@@ -414,10 +411,7 @@ def _missing_map_reason(name: str, place: ReplaceableCall, fit: AffineFit) -> st
 
 
 def _few_rows_remark(rows: Mapping[str, float]) -> str:
-    """Return a remark if full maps have few rows per coefficient, by place.
-
-    Else nothing.
-    """
+    """Return a remark if full maps have few rows per coefficient, by place. Else nothing."""
     few = {name: count for name, count in rows.items() if count < FEW_ROWS_PER_COEFFICIENT}
     if not few:
         return ""

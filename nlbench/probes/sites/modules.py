@@ -272,10 +272,7 @@ class _Call:
 
 
 def _record_calls(model: nn.Module, example: Tensor) -> list[_Call]:
-    """Run a model, and record its module calls.
-
-    Those on reordered samples are not usable.
-    """
+    """Run a model, and record its module calls. Those on reordered samples are not usable."""
 
     def record(inputs: Tensor) -> _CallRecorder:
         recorder = _CallRecorder(model, inputs)

@@ -165,10 +165,7 @@ class PositionSelector:
         return mask is not None and math.prod(sizes) > 1 and trimmed_mask(mask, sizes) is None
 
     def select(self, tensor: Tensor, axis: int) -> SelectedPositions | None:
-        """Select positions of a tensor.
-
-        Return None if rows are means over all positions.
-        """
+        """Select positions of a tensor. Return None if rows are means over all positions."""
         sizes = [size for index, size in enumerate(tensor.shape) if index not in (0, axis)]
         n, positions = (len(tensor), math.prod(sizes)) if tensor.ndim else (1, 1)
         valid = self._valid(n, sizes, tensor.device)
@@ -261,10 +258,7 @@ class FoldedRows:
                 self._orders[place] = sizes.pop(), orders.pop()
 
     def order(self, place: str) -> str:
-        """Return the order of a place's rows, as `row_order` does.
-
-        Return "" if none are folded.
-        """
+        """Return the order of a place's rows, as `row_order` does. Return "" if none are folded."""
         return self._orders.get(place, (0, ""))[1]
 
     def unfold(self, tensor: Tensor, axis: int, place: str) -> tuple[Tensor, int, str]:

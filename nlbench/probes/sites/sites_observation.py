@@ -361,10 +361,7 @@ class _SitePass:
         self.microbatches = Microbatches(self._report)
 
     def end_batch(self) -> None:
-        """End a batch.
-
-        The first one determines the sites.
-        """
+        """End a batch. The first one determines the sites."""
         calls = self.microbatches.calls
         if self._selected is None:
             self._selection.check(self._sites.values())

@@ -624,10 +624,7 @@ def _find_rule(call: RecordedCall) -> Rule:
 
 
 class _CallNames(SiteNames):
-    """Names of calls.
-
-    Calls registered as one operation are passed to the recorder.
-    """
+    """Names of calls. Calls registered as one operation are passed to the recorder."""
 
     def __init__(self, network: nn.Module, recorder: Recorder) -> None:
         super().__init__(network)
