@@ -269,10 +269,7 @@ class AffineResidual(Measure):
                 lambda kept: self._residual(inputs, outputs, numbers, torch.from_numpy(kept)),
             )
         return Result(
-            summary,
-            reason=self._remark(n, inputs.shape[1]),
-            n=len(outputs),
-            replicates=replicates,
+            summary, reason=self._remark(n, inputs.shape[1]), n=len(outputs), replicates=replicates
         )
 
     def _residual(

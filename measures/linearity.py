@@ -542,7 +542,7 @@ class Linearity(PooledMeasure):
     bounds: ClassVar[tuple[float, float]] = (-math.inf, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
     options: ClassVar[Mapping[str, Option]] = {
-        "folds": Option(FOLDS, "number of folds of whole sequences", minimum=2, maximum=MAX_FOLDS),
+        "folds": Option(FOLDS, "number of folds of whole sequences", minimum=2, maximum=MAX_FOLDS)
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "units", "offsets", "rotations")
     independent_sites: ClassVar[bool] = True

@@ -27,11 +27,7 @@ MAX_ROUNDING = 0.01
 
 
 def tangent_residuals(
-    function: Callable[[Tensor], Tensor],
-    inputs: Tensor,
-    steps: Tensor,
-    *,
-    limit: int | None = None,
+    function: Callable[[Tensor], Tensor], inputs: Tensor, steps: Tensor, *, limit: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Compute the departure of a function from its tangent, and its change, at x + δ and x - δ.
 
@@ -87,10 +83,7 @@ def tangent_residuals(
 
 
 def gradient_signs(
-    function: Callable[[Tensor], Tensor],
-    inputs: Tensor,
-    *,
-    limit: int | None = None,
+    function: Callable[[Tensor], Tensor], inputs: Tensor, *, limit: int | None = None
 ) -> Tensor:
     """Return the signs (n, ...) of the gradient of each sample's largest output.
 

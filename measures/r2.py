@@ -426,10 +426,7 @@ class _FoldAccumulator(Accumulator):
         index = (sources or _number_rows(self._distinct, x, y)).index.to(x.values.device)
         self._rows.append((x.values.clone(), y.values.clone(), index))
         self._used.update(torch.unique(index % self._folds).tolist())
-        self._rounding = (
-            max(self._rounding[0], x.rounding),
-            max(self._rounding[1], y.rounding),
-        )
+        self._rounding = (max(self._rounding[0], x.rounding), max(self._rounding[1], y.rounding))
         self.n += len(x)
         if self._moments or self.n > 2 * max(self._widths) + self._folds:
             self._condense()

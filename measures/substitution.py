@@ -106,11 +106,7 @@ class _ClassTerms:
 
     @classmethod
     def of(
-        cls,
-        outputs: Tensor,
-        replaced: Tensor,
-        labels: Tensor | None,
-        tokens: Tensor | None = None,
+        cls, outputs: Tensor, replaced: Tensor, labels: Tensor | None, tokens: Tensor | None = None
     ) -> _ClassTerms:
         """Compare logits (n, ..., classes), in chunks of rows that fit into the cache.
 

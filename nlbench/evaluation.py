@@ -462,10 +462,7 @@ def _is_ordered(model: nn.Module, samples: _Samples, output: OutputChoice) -> bo
 
 @contextmanager
 def _running(
-    model: nn.Module,
-    samples: _Samples,
-    output: OutputChoice,
-    read: Callable[[Any, int], Tensor],
+    model: nn.Module, samples: _Samples, output: OutputChoice, read: Callable[[Any, int], Tensor]
 ) -> Iterator[Callable[[Tensor], Tensor]]:
     """Yield the model as a function of some of the samples, which leaves no mark.
 
@@ -477,11 +474,7 @@ def _running(
         with single_tensor_call(model, samples.arguments, output=output), evaluation_mode(model):
             return read(model(inputs.to(device)), len(inputs))
 
-    with (
-        preserve_attributes(model),
-        preserve_rng_state(device),
-        restored_thread_state(Changes()),
-    ):
+    with preserve_attributes(model), preserve_rng_state(device), restored_thread_state(Changes()):
         yield run
 
 

@@ -98,11 +98,7 @@ class Cell:
         return (*self.subject.identity, self.measure.name)
 
     def missing_record(
-        self,
-        machine: RecordedMachine,
-        reason: str,
-        status: Status = "failed",
-        traceback: str = "",
+        self, machine: RecordedMachine, reason: str, status: Status = "failed", traceback: str = ""
     ) -> Record:
         """Return the record of a cell that was not measured."""
         spec = self.subject.spec

@@ -351,13 +351,7 @@ def _features(
         observed[batch.place] = batch.y[:rows].detach().cpu().clone(), input_index[:rows]
 
     observe_sites(
-        subject.model,
-        [inputs],
-        add,
-        rows=policy,
-        memory=None,
-        feasible_sizes={},
-        **chosen,
+        subject.model, [inputs], add, rows=policy, memory=None, feasible_sizes={}, **chosen
     )
     # Places with other rows than most, such as one call for some of the samples, can't be compared.
     lengths = [len(values) for values, _ in observed.values()]

@@ -216,8 +216,7 @@ def _begin(folder: RunFolder, request: Request, plan: Plan, pool: WorkerPool, co
             # Even querying autocast's dtypes would initialise the GPU in this process.
             machine = describe_machine_in_subprocess(device, plan.precision)
     folder.begin(
-        make_manifest(asdict(request), machine, command=command),
-        [cell.key for cell in plan.cells],
+        make_manifest(asdict(request), machine, command=command), [cell.key for cell in plan.cells]
     )
     write_request(folder.path / "request.toml", request)
 

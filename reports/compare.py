@@ -480,11 +480,7 @@ def _label(before: TableSubject, after: TableSubject) -> str:
 
 
 def compare_scores(
-    subject: str,
-    measure: str,
-    before: Score,
-    after: Score,
-    where: Mapping[str, str] | None = None,
+    subject: str, measure: str, before: Score, after: Score, where: Mapping[str, str] | None = None
 ) -> Difference:
     """Compare two cells and the places that they have in common, in the order of the second.
 

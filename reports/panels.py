@@ -30,16 +30,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito, "Color Universal Design", 2008, with grey instead of yellow, which is invisible on
 # white. Markers and dashes also distinguish the series without colour.
-_COLORS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#000000",
-    "#E69F00",
-    "#56B4E9",
-    "#777777",
-)
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#777777")
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "<")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
 _QUIET = "#777777"

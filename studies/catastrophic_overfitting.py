@@ -34,12 +34,7 @@ HIDDEN_UNITS = 128
 BATCH_SIZE = 64
 LEARNING_RATE = 3e-3
 SAMPLES = 256
-MEASURES = {
-    "local-linearity": "value",
-    "nlc": "value",
-    "absdev": "over_range",
-    "affinity": "value",
-}
+MEASURES = {"local-linearity": "value", "nlc": "value", "absdev": "over_range", "affinity": "value"}
 """Measures, and their statistics that are compared. Affinity is turned into 1 - affinity."""
 NAMES = {
     "local-linearity": "The departure from the tangent",
@@ -62,7 +57,7 @@ class CatastrophicOverfitting(Study):
     question = "Do measures of nonlinearity jump where adversarial training with FGSM collapses?"
     source = Source(
         "M. Andriushchenko, N. Flammarion. Understanding and Improving Fast Adversarial Training. "
-        "NeurIPS, 2020; the claim as worded in the abstract",
+        "NeurIPS, 2020; the claim as worded in the abstract"
     )
     needs = "digits; trains 16 small networks"
     minutes = 4.0

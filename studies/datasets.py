@@ -76,7 +76,7 @@ class Datasets(Study):
             {"How far other data move a signature": _figure(moved)},
             [
                 "Small networks trained on digits, and synthetic pictures in place of CIFAR; "
-                "the published distances are for 33 networks of other depths, trained on ImageNet.",
+                "the published distances are for 33 networks of other depths, trained on ImageNet."
             ],
         )
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SOURCE = Source(
     citation="Q. Bouniot, I. Redko, A. Mallasto, C. Laclau, O. Struckmeier, K. Arndt, "
     "M. Heinonen, V. Kyrki, S. Kaski. From Alexnet to Transformers: Measuring the Non-linearity "
-    "of Deep Neural Networks with Affine Optimal Transport. CVPR, 2025, and its published code.",
+    "of Deep Neural Networks with Affine Optimal Transport. CVPR, 2025, and its published code."
 )
 
 

@@ -124,10 +124,7 @@ _CREPE_FULL = {
     "substitution,nlc,affine-residual,geometric-complexity": "minutes a cell",
     **_NO_LINES,
 }
-SHIPPED = (
-    Plant("vgg8", "digits"),
-    Plant("vgg8", "digits", "activations", omitted=_NO_LINES),
-)
+SHIPPED = (Plant("vgg8", "digits"), Plant("vgg8", "digits", "activations", omitted=_NO_LINES))
 PLANTS = (
     *SHIPPED,
     _zoo("neuralfoil-xxsmall"),

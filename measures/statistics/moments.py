@@ -138,10 +138,7 @@ class Moments:
             torch.minimum(first.low, second.low),
             torch.maximum(first.high, second.high),
             scatter,
-            (
-                max(self.rounding[0], other.rounding[0]),
-                max(self.rounding[1], other.rounding[1]),
-            ),
+            (max(self.rounding[0], other.rounding[0]), max(self.rounding[1], other.rounding[1])),
         )
 
     @property

@@ -277,11 +277,7 @@ def _trained_state(
 
     kind, parsed = _class_and_config(folder, config)
     network, loading = kind.from_pretrained(
-        folder,
-        config=parsed,
-        **_LOCAL_ONLY,
-        dtype=torch.float32,
-        output_loading_info=True,
+        folder, config=parsed, **_LOCAL_ONLY, dtype=torch.float32, output_loading_info=True
     )
     missing = sorted(loading["missing_keys"]) + sorted(map(str, loading["mismatched_keys"]))
     if missing:

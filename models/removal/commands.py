@@ -126,8 +126,7 @@ FitSamples = Annotated[
     ),
 ]
 Seed = Annotated[
-    int,
-    typer.Option(help="Seed for the samples and the random order.", min=0, max=MAX_INTEGER),
+    int, typer.Option(help="Seed for the samples and the random order.", min=0, max=MAX_INTEGER)
 ]
 
 

@@ -60,8 +60,7 @@ LabelNoise = Annotated[
     typer.Option(help="Fraction of training labels to change to another class.", min=0, max=1),
 ]
 Epochs = Annotated[
-    int | None,
-    typer.Option(help="Number of epochs; overrides the recipe.", min=1, max=MAX_COUNT),
+    int | None, typer.Option(help="Number of epochs; overrides the recipe.", min=1, max=MAX_COUNT)
 ]
 Optimizer = Annotated[str | None, typer.Option(help="sgd, adam or adamw; overrides the recipe.")]
 LearningRate = Annotated[

@@ -239,12 +239,7 @@ class _Training:
     """A training run and all state that changes from epoch to epoch."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        task: Task,
-        recipe: Recipe,
-        seed: int,
-        device: torch.device,
+        self, model: nn.Module, task: Task, recipe: Recipe, seed: int, device: torch.device
     ) -> None:
         self.model = model
         self.task = task

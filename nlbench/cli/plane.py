@@ -18,8 +18,7 @@ Weights = Annotated[
     str, typer.Option(help="trained, init, or a checkpoint's path; auto: trained if available.")
 ]
 Seed = Annotated[
-    int,
-    typer.Option(help="Seed for the initialisation and the samples.", min=0, max=MAX_INTEGER),
+    int, typer.Option(help="Seed for the initialisation and the samples.", min=0, max=MAX_INTEGER)
 ]
 Size = Annotated[int, typer.Option(min=2, max=16384, help="Width and height in pixels.")]
 Margin = Annotated[
@@ -27,8 +26,7 @@ Margin = Annotated[
     typer.Option(min=0, max=1e6, help="Margin, as a fraction of the distance between samples."),
 ]
 Memory = Annotated[
-    str,
-    typer.Option(help=r"Memory limit, such as 4GB. \[default: half of the free memory]"),
+    str, typer.Option(help=r"Memory limit, such as 4GB. \[default: half of the free memory]")
 ]
 Picture = Annotated[
     str | None,

@@ -18,8 +18,7 @@ from nlbench.options import Option
 
 def show(
     name: Annotated[
-        str,
-        typer.Argument(help="Name of a measure, model, dataset or recipe, or a run folder."),
+        str, typer.Argument(help="Name of a measure, model, dataset or recipe, or a run folder.")
     ],
     cite: Annotated[
         bool, typer.Option("--cite", help="Print only the source, as BibTeX if possible.")

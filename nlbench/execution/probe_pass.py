@@ -252,13 +252,7 @@ class Pass:
                     check()
                 facts = probe.observe(
                     ProbePass(
-                        subject.model,
-                        subject,
-                        self.settings,
-                        feeds,
-                        resources,
-                        self.step,
-                        check,
+                        subject.model, subject, self.settings, feeds, resources, self.step, check
                     )
                 )
             if not isinstance(facts, dict):

@@ -272,9 +272,7 @@ def measure_subject(
                 monitor,
                 changes,
                 group[0].measure.errors == "groups",
-            ).observe(
-                [(measures[c.measure.name], c.measure.options, c.stream) for c in group],
-            )
+            ).observe([(measures[c.measure.name], c.measure.options, c.stream) for c in group])
         costs = {**meter.read(), "load_seconds": load_seconds}
         dtype = _dtype(subject.model)
         problem = _changed_weights(changed_parameters(subject.model, checksums))

@@ -282,10 +282,7 @@ class SiteNames(ModuleStack):
         self.begin()
 
     def begin(
-        self,
-        *inputs: Tensor,
-        constants: Iterable[Tensor] = (),
-        channels: Sequence[int | None] = (),
+        self, *inputs: Tensor, constants: Iterable[Tensor] = (), channels: Sequence[int | None] = ()
     ) -> None:
         """Begin a forward pass on inputs, batch first, and discard the previous pass's calls."""
         self.restart()

@@ -52,10 +52,7 @@ class RecordedMeasure:
 
     @classmethod
     def of(
-        cls,
-        measure: type[Measure],
-        options: Mapping[str, OptionValue],
-        errors: str | None = None,
+        cls, measure: type[Measure], options: Mapping[str, OptionValue], errors: str | None = None
     ) -> RecordedMeasure:
         """Describe a measure and its resolved options."""
         low, high = (x if math.isfinite(x) else None for x in measure.bounds_of(options))

@@ -322,9 +322,7 @@ class OwnModel(OwnCode):
     def __nlbench_model__(self) -> ModelInfo:
         parameters = self.parameters
         return ModelInfo(
-            fingerprint=self.fingerprint,
-            options=parameters.options,
-            required=parameters.required,
+            fingerprint=self.fingerprint, options=parameters.options, required=parameters.required
         )
 
     def builder(self, seed: int) -> Callable[..., Any]:

@@ -43,11 +43,7 @@ FAMILIES: Mapping[str, tuple[int, str, str]] = {
     ),
     "ViT": (2020, "ViT", "vit_b_32 vit_b_16 vit_l_32 vit_l_16 vit_h_14"),
     "Swin": (2021, "post-ViT", "swin_t swin_s swin_b"),
-    "ConvNeXt": (
-        2022,
-        "post-ViT",
-        "convnext_tiny convnext_small convnext_base convnext_large",
-    ),
+    "ConvNeXt": (2022, "post-ViT", "convnext_tiny convnext_small convnext_base convnext_large"),
 }
 """Year, group and networks of each family, in order of publication."""
 

@@ -204,12 +204,7 @@ LADDERS: Mapping[str, Ladder] = {
         _constructed("spiral", "function", (0, 0.125, 0.25, 0.5)),
         _constructed("zigzag", "function", (0, 1, 2, 4, 8), "interval/-1:1", 4),
         _constructed("tents", "function", (0, 1, 2, 3, 4), "interval/0:1", 4),
-        _trained(
-            "fitted",
-            _amounts("sine", (1, 2, 3), FITTED),
-            data="curves",
-            question="function",
-        ),
+        _trained("fitted", _amounts("sine", (1, 2, 3), FITTED), data="curves", question="function"),
         _constructed("residual", "network", (0, 0.1, 0.25, 0.5, 1), is_affine=False),
         _constructed("attention", "network", (0, 1, 2, 4, 8), shape=48),
         _trained(

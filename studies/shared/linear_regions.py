@@ -27,7 +27,7 @@ from nlbench.subjects.facts import SubjectFacts
 
 SOURCE = Source(
     citation="M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman. Are All "
-    "Linear Regions Created Equal? AISTATS, 2022. VGG8 on CIFAR-10, unless stated otherwise.",
+    "Linear Regions Created Equal? AISTATS, 2022. VGG8 on CIFAR-10, unless stated otherwise."
 )
 MODEL = "vgg8"
 DATA = "digits"

@@ -25,7 +25,7 @@ from .small_networks import trained_network
 SOURCE = Source(
     citation="C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "
     "Might Not Be As Complex as You Think. ICML, 2023; claims as worded in the abstracts of the "
-    "paper and, for early and late linearisation, of its first version, arXiv:2211.17180v1, 2022.",
+    "paper and, for early and late linearisation, of its first version, arXiv:2211.17180v1, 2022."
 )
 MEASURES = ("accuracy", "linear-units", "pathlength")
 OMEGAS = {"post-training": (0.001, 0.003, 0.01), "from-start": (0.0003, 0.001)}

@@ -19,7 +19,7 @@ from nlbench.subjects.facts import SubjectFacts
 AFFINITY = Source(
     citation="Q. Bouniot, I. Redko, A. Mallasto, C. Laclau, O. Struckmeier, K. Arndt, "
     "M. Heinonen, V. Kyrki, S. Kaski. From Alexnet to Transformers: Measuring the Non-linearity "
-    "of Deep Neural Networks with Affine Optimal Transport. CVPR, 2025; paper and slides.",
+    "of Deep Neural Networks with Affine Optimal Transport. CVPR, 2025; paper and slides."
 )
 
 
@@ -75,11 +75,7 @@ def signatures(
 
 
 def nearest_shares_group(
-    claim: str,
-    published: str,
-    groups: Sequence[str],
-    distances: NDArray[np.float64],
-    remark: str,
+    claim: str, published: str, groups: Sequence[str], distances: NDArray[np.float64], remark: str
 ) -> Verdict:
     """Test whether the nearest other signature is in the same group more often than by chance.
 

@@ -291,11 +291,7 @@ class Builder:
         return result.reshape(small.shape).expand(nodes.shape)
 
     def activate(
-        self,
-        nodes: Tensor,
-        site: str,
-        active: Tensor | None = None,
-        index: Tensor | None = None,
+        self, nodes: Tensor, site: str, active: Tensor | None = None, index: Tensor | None = None
     ) -> Tensor:
         """Add a unit to each channel.
 

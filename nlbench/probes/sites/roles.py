@@ -91,10 +91,7 @@ class GateRoles:
         return tracker
 
     def follow(
-        self,
-        call: FunctionCall,
-        outputs: Sequence[Tensor],
-        is_constant: Callable[[Tensor], bool],
+        self, call: FunctionCall, outputs: Sequence[Tensor], is_constant: Callable[[Tensor], bool]
     ) -> None:
         """Track an operation. A product with a constant counts as a scaling."""
         if not self._trackers:

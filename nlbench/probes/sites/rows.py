@@ -91,11 +91,7 @@ class PositionSelector:
             yield
 
     def _hook(
-        self,
-        module: nn.Module,
-        names: Mapping[str, int | None],
-        stack: ExitStack,
-        is_model: bool,
+        self, module: nn.Module, names: Mapping[str, int | None], stack: ExitStack, is_model: bool
     ) -> None:
         pushed: list[bool] = []
         thread = threading.get_ident()

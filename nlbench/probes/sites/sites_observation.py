@@ -279,13 +279,7 @@ def observe_sites(
     folded = None if positions.policy.nodes else FoldedRows()
     site_pass = _SitePass(Selection.parse(select), on_observation, on_undefined, on_site, folded)
     policy = CapturePolicy(
-        reduction,
-        functions or {},
-        attention,
-        site_pass.may_select,
-        positions,
-        folded,
-        on_unmasked,
+        reduction, functions or {}, attention, site_pass.may_select, positions, folded, on_unmasked
     )
 
     def make_interceptor(policy: CapturePolicy, on_call: Callable[[SiteCall], None]) -> Interceptor:
@@ -297,12 +291,7 @@ def observe_sites(
     check = partial(rows_at_sites, make_interceptor, policy)
     samples = 0
     distinct = DistinctRows()
-    with (
-        evaluation_mode(model),
-        without_fast_path(),
-        interceptor.hooked(),
-        positions.hooked(model),
-    ):
+    with evaluation_mode(model), without_fast_path(), interceptor.hooked(), positions.hooked(model):
         for batch in batches:
             # Tensors without values, on the meta device, can't be compared.
             numbers = None if batch.is_meta else distinct.add(batch)

@@ -483,12 +483,7 @@ class Recorder(DispatchMode):
                 self._log_write(tensor, self._values[tensor])
 
     def _add_step(
-        self,
-        name: str,
-        inputs: Sequence[int],
-        rule: Rule,
-        output: Tensor,
-        is_folded: bool = False,
+        self, name: str, inputs: Sequence[int], rule: Rule, output: Tensor, is_folded: bool = False
     ) -> None:
         value = len(self.steps) + 1
         shape = tuple(output.shape)[0 if is_folded else 1 :]
