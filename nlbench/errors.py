@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class NlbenchError(Exception):
@@ -142,6 +142,18 @@ def shorten(value: object, limit: int = 80) -> str:
         kind = type(value).__name__
         return f"an {kind}" if kind[:1] in "aeiou" else f"a {kind}"
     return one_line(text, limit)
+
+
+def enumerate_names(names: Sequence[str], limit: int = 6) -> str:
+    """Join names by commas, and count those beyond a limit.
+
+    Examples
+    --------
+    >>> enumerate_names(["a", "b"]), enumerate_names(["a", "b", "c"], 2)
+    ('a, b', 'a, b and 1 more')
+    """
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def nearest(name: object, names: Iterable[str], prefix: str = "") -> str:

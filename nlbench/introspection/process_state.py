@@ -23,6 +23,8 @@ from torch.utils import _device as torch_device
 from torch.utils import _python_dispatch as dispatch
 from torch.utils.hooks import RemovableHandle
 
+from nlbench.errors import enumerate_names
+
 from .threads import one_measurement
 
 
@@ -276,17 +278,12 @@ class Changes(list[str]):
     def restored(self, doer: str) -> str:
         """Return a remark on what was restored, such as "the pass changed torch.relu"."""
         names = [name for name in self if name not in self.lasting]
-        return f"{doer} changed {_listed(names)}; since restored" if names else ""
+        return f"{doer} changed {enumerate_names(names, 10)}; since restored" if names else ""
 
     def left(self) -> str:
         """Return a remark on what this process can't restore."""
         start = "changed in this process and can't be restored: "
-        return start + _listed(self.lasting) if self.lasting else ""
-
-
-def _listed(names: list[str], most: int = 10) -> str:
-    rest = [f"{len(names) - most} more"] if len(names) > most else []
-    return ", ".join([*names[:most], *rest])
+        return start + enumerate_names(self.lasting, 10) if self.lasting else ""
 
 
 class _Process:

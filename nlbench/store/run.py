@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, enumerate_names
 from nlbench.measure import Result
 from nlbench.parsers import unique
 from nlbench.reporting import load_reports
@@ -94,12 +94,17 @@ class Run:
             if record.result.status == "ok" and "value" in record.result.summary:
                 values.append(f"{record.result.summary['value']:.4g}")
         measures = [
-            f"{name} ({_first_names(values)})" if values else name for name, values in texts.items()
+            f"{name} ({enumerate_names(values, 3)})" if values else name
+            for name, values in texts.items()
         ]
         statuses = [record.result.status for record in self.records]
         counts = ", ".join(f"{statuses.count(s)} {s}" for s in unique(statuses))
         where = f" in {self.path}" if self.path else ""
-        cells = f"{_first_names(models)} by {_first_names(measures)}" if statuses else "no cells"
+        cells = (
+            f"{enumerate_names(models, 3)} by {enumerate_names(measures, 3)}"
+            if statuses
+            else "no cells"
+        )
         return f"<Run{where}: {cells}{f': {counts}' if counts else ''}>"
 
     @property
@@ -297,10 +302,6 @@ class Run:
 
     def _repr_html_(self) -> str:
         return load_reports().render_html(self)
-
-
-def _first_names(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def compare(first: Run, second: Run) -> Any:
