@@ -169,8 +169,8 @@ def _r2_of_rows(
     peaks = torch.maximum(-low, high)
     peaks = peaks if input_unit is None else peaks / input_unit
     residuals, rank = _residuals(inputs, targets, peaks, x.rounding, cutoff)
-    totals = _squared_norms(targets)
-    unexplained = _average(_squared_norms(residuals) / totals, totals, output_unit, weighting)
+    totals = targets.square().sum(0)
+    unexplained = _average(residuals.square().sum(0) / totals, totals, output_unit, weighting)
     return _score(unexplained, distinct, rank, kind)
 
 
@@ -181,11 +181,6 @@ def _column_units(side: PreparedSamples) -> Tensor | None:
     if ((ranges >= MIN_UNSCALED_RANGE) & (ranges <= MAX_UNSCALED_RANGE)).all():
         return None
     return column_units(centered(side.varying_values))
-
-
-def _squared_norms(values: Tensor) -> Tensor:
-    """Sum the squares of each column (k,)."""
-    return values.square().sum(0)
 
 
 def _residuals(

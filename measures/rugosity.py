@@ -14,7 +14,7 @@ from nlbench.measure import MoreMeans
 from nlbench.options import Option
 from nlbench.probes.function import FunctionBatch
 
-from .geometric_complexity import squared_jacobian_norms
+from .geometric_complexity import GeometricComplexity, squared_jacobian_norms
 from .statistics.sample_measure import SampleMeasure
 from .statistics.sample_seeds import random_signs, sample_seeds
 
@@ -121,12 +121,7 @@ class Rugosity(SampleMeasure):
             minimum=1e-6,
             maximum=1e6,
         ),
-        "directions": Option(
-            16,
-            "maximum number of backward passes per sample; exact for up to as many outputs",
-            minimum=1,
-            maximum=1e6,
-        ),
+        "directions": GeometricComplexity.options["directions"],
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order")
     source: ClassVar[Source] = Source(

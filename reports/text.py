@@ -235,7 +235,7 @@ def place_text(name: str) -> str:
     return name if any(map(str.isalpha, name)) else f"activation {name}"
 
 
-def functional_calls(where: Mapping[str, str], limit: int = 12) -> str:
+def functional_calls(where: Mapping[str, str]) -> str:
     """Describe where functional calls stand.
 
     Examples
@@ -244,8 +244,8 @@ def functional_calls(where: Mapping[str, str], limit: int = 12) -> str:
     'functional calls: relu at my_net.py:11, after conv1; relu:1 at my_net.py:12'
     """
     calls = [f"{site} at {place}" for site, place in where.items()]
-    more = f"; and {len(calls) - limit} more" if len(calls) > limit else ""
-    return f"functional calls: {'; '.join(calls[:limit])}{more}"
+    more = f"; and {len(calls) - 12} more" if len(calls) > 12 else ""
+    return f"functional calls: {'; '.join(calls[:12])}{more}"
 
 
 def value_text(entry: Standing, info: MeasureInfo) -> str:

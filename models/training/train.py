@@ -327,11 +327,6 @@ def run_training(
         return folder.finish(result)
 
 
-def finished_training(request: TrainingRequest, out: Path) -> TrainingSummary | None:
-    """Return the summary of a training run. None if it is not finished."""
-    return TrainingFolder(out, request).finished()
-
-
 def check_training(request: TrainingRequest) -> str:
     """Check that a recipe applies to its network. Return a warning or an empty string."""
     source = model_source(replace(request, weights="init").subject)

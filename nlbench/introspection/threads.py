@@ -45,7 +45,7 @@ def one_measurement() -> Iterator[None]:
             _HOLDS_LOCK.reset(token)
 
 
-def measurement_thread(target: Callable[[], Any], name: str | None = None) -> threading.Thread:
+def measurement_thread(target: Callable[[], Any]) -> threading.Thread:
     """Return a daemon thread that belongs to the caller's measurement, if there is one.
 
     Examples
@@ -59,7 +59,7 @@ def measurement_thread(target: Callable[[], Any], name: str | None = None) -> th
     ...     thread.join()
     measured
     """
-    return threading.Thread(target=copy_context().run, args=(target,), name=name, daemon=True)
+    return threading.Thread(target=copy_context().run, args=(target,), daemon=True)
 
 
 def _renew_lock() -> None:

@@ -29,7 +29,6 @@ def page_figure(
     --------
     >>> figure, (left, right) = page_figure(2.9, columns=2)
     """
-    from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     # Leave room for the page's own font, which may be wider.
