@@ -46,9 +46,7 @@ def unique(items: Iterable[Item]) -> list[Item]:
 
 
 def parse_integer(text: str) -> int:
-    """Parse an integer, which may be written ``1e3`` or ``8.0``.
-
-    Raise ValueError for other text.
+    """Parse an integer, which may be written ``1e3`` or ``8.0``. Raise ValueError for other text.
 
     Examples
     --------

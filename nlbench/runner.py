@@ -222,9 +222,7 @@ def _begin(folder: RunFolder, request: Request, plan: Plan, pool: WorkerPool, co
 
 
 def _copy_known(folder: RunFolder, cells: Sequence[Cell], known: Iterable[str | Path]) -> bool:
-    """Copy finished records from other runs.
-
-    Return True if any were copied.
+    """Copy finished records from other runs. Return True if any were copied.
 
     The same weights may have another name there.
     """

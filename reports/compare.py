@@ -403,9 +403,7 @@ def _size(d: Difference) -> float:
 
 
 def compare_runs(first: Run, second: Run) -> Comparison:
-    """Compare the cells and manifests of two runs.
-
-    See `nlbench.compare`.
+    """Compare the cells and manifests of two runs. See `nlbench.compare`.
 
     Checkpoints are also matched by step and seed.
     """

@@ -83,9 +83,7 @@ def _source_hash(named: Sequence[NamedRun]) -> str:
 
 
 def write_site(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Path:
-    """Write runs as a folder of static pages, an index and one page per run.
-
-    Return the index.
+    """Write runs as a folder of static pages, an index and one page per run. Return the index.
 
     The folder is new, empty, or that of an earlier site, whose pages are replaced.
     """

@@ -291,9 +291,7 @@ def direction(more_means: str, scale: str = "") -> str:
 
 
 def bounds_text(bounds: Sequence[float | None]) -> str:
-    """Format the bounds of a measure.
-
-    None means unbounded.
+    """Format the bounds of a measure. None means unbounded.
 
     Examples
     --------

@@ -50,9 +50,7 @@ def as_samples(values: Tensor, name: str) -> Tensor:
 
 
 def check_samples(values: Tensor, name: str) -> None:
-    """Validate samples (n, d).
-
-    See `as_samples` for the errors.
+    """Validate samples (n, d). See `as_samples` for the errors.
 
     Examples
     --------

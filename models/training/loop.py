@@ -63,9 +63,7 @@ def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def difference_text(before: Mapping[str, Any], now: Mapping[str, Any], *ignored: str) -> str:
-    """Describe the first three entries that differ.
-
-    Empty if none does.
+    """Describe the first three entries that differ. Empty if none does.
 
     Examples
     --------

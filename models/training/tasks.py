@@ -142,9 +142,7 @@ class Task(ABC):
         return int(counts[0]), int(counts[1])
 
     def accuracy(self, model: nn.Module, split: str, device: torch.device) -> float:
-        """Compute the fraction of targets predicted correctly.
-
-        Corrupted labels are included.
+        """Compute the fraction of targets predicted correctly. Corrupted labels are included.
 
         Raises
         ------

@@ -70,9 +70,7 @@ class TrainingFolder(LockedFolder):
         self.started = time.perf_counter()
 
     def finished(self) -> TrainingSummary | None:
-        """Return the run's summary.
-
-        None if it is not finished.
+        """Return the run's summary. None if it is not finished.
 
         It is an error if another run wrote the checkpoint, or if it has changed since.
         """

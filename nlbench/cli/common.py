@@ -121,9 +121,7 @@ FILE_SUFFIXES = (
 
 
 def parse_folder(text: str, option: str = "--out") -> Path:
-    """Return the folder with a name.
-
-    Raise RequestError if the name is empty or is that of a file.
+    """Return the folder with a name. Raise RequestError if the name is empty or is that of a file.
 
     Examples
     --------

@@ -103,9 +103,7 @@ class Supervisor:
     def measure(
         self, unit: Unit, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Record | Event]:
-        """Measure a unit.
-
-        Yield events and, for each cell, a record.
+        """Measure a unit. Yield events and, for each cell, a record.
 
         A cell that exceeds its time limit fails, and the others continue in a new process. If
         the process crashes, the remaining cells are retried one at a time, so that only the cell

@@ -34,9 +34,7 @@ def axis_map(call: FunctionCall, source: Tensor, output: Tensor) -> AxisMap:
 
 
 def selected_entries(call: FunctionCall, source: Tensor, axis: int) -> Tensor | None:
-    """Return the entries of an input's axis in the order of the output.
-
-    None if they are kept.
+    """Return the entries of an input's axis in the order of the output. None if they are kept.
 
     Examples
     --------

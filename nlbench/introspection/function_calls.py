@@ -91,9 +91,7 @@ _CALLS = {"lstm": 5, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 def hidden_calls(call: FunctionCall) -> int:
-    """Return the number of activation calls that a recurrent kernel replaces.
-
-    0 if unknown.
+    """Return the number of activation calls that a recurrent kernel replaces. 0 if unknown.
 
     Examples
     --------

@@ -35,9 +35,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def own_float_type(network: nn.Module) -> torch.dtype:
-    """Return the float type of most of a network's weights.
-
-    PyTorch's default if it has none.
+    """Return the float type of most of a network's weights. PyTorch's default if it has none.
 
     Examples
     --------

@@ -76,9 +76,7 @@ class ProbePass:
 
 
 class ProbeFacts(TypedDict, total=False):
-    """Facts about a pass, which are recorded with its results.
-
-    Plugins may add other keys.
+    """Facts about a pass, which are recorded with its results. Plugins may add other keys.
 
     The number of ``samples`` or ``segments`` is the ``n`` of each result. Remarks and reasons are
     printed next to the results: ``remarks`` and ``undefined`` are keyed by place.

@@ -147,9 +147,7 @@ class Record:
 
 
 def reading_problem(record: Record) -> str:
-    """Return why a record can't be read back from its file.
-
-    Empty if it can.
+    """Return why a record can't be read back from its file. Empty if it can.
 
     Results and facts come from plugins, and a single bad file would make the run unreadable.
     """
@@ -272,9 +270,7 @@ def recorded_facts(records: Iterable[Record]) -> dict[str, Mapping[str, Any]]:
 
 
 def changed_subject(facts: SubjectFacts, recorded: Mapping[str, Any]) -> str:
-    """Describe how a loaded subject differs from its recorded facts.
-
-    Empty if they agree.
+    """Describe how a loaded subject differs from its recorded facts. Empty if they agree.
 
     Examples
     --------

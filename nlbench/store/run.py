@@ -141,9 +141,7 @@ class Run:
         full: bool = False,
         reference: bool = False,
     ) -> pd.DataFrame:
-        """Rank the subjects, with intervals.
-
-        Checkpoints of a training run are ordered by step.
+        """Rank the subjects, with intervals. Checkpoints of a training run are ordered by step.
 
         Parameters
         ----------

@@ -39,9 +39,7 @@ AVERAGE_COUNTER = "n_averaged"
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Read the metadata of a safetensors file.
-
-    There are none if the file can't be read as one.
+    """Read the metadata of a safetensors file. There are none if the file can't be read as one.
 
     Examples
     --------

@@ -270,9 +270,7 @@ class Interval(_Distribution):
 
 
 class Normal(_Distribution):
-    """Points from a normal distribution.
-
-    Even points are its quantiles at (i + ½)/count.
+    """Points from a normal distribution. Even points are its quantiles at (i + ½)/count.
 
     Examples
     --------

@@ -29,9 +29,7 @@ def call_criteria(
     *,
     seed: int = 0,
 ) -> dict[str, dict[str, float]]:
-    """Score the importance of calls.
-
-    A higher score predicts a higher cost of removal.
+    """Score the importance of calls. A higher score predicts a higher cost of removal.
 
     Parameters
     ----------

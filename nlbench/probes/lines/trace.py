@@ -67,9 +67,7 @@ class SegmentTrace:
 
     @property
     def contributions(self) -> dict[str, int]:
-        """Number of breakpoints per site, in call order.
-
-        They sum to `crossings`.
+        """Number of breakpoints per site, in call order. They sum to `crossings`.
 
         Examples
         --------

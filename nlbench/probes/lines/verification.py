@@ -261,9 +261,7 @@ def _resolution(trace: SegmentTrace) -> float:
 
 
 def _run_together(network: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the outputs (m, ...).
-
-    Raise if the network takes no batches.
+    """Return the outputs (m, ...). Raise if the network takes no batches.
 
     The last input is run alone, as in a recording.
     """

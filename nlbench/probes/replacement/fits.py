@@ -37,9 +37,7 @@ class PolynomialMap:
     radius: Tensor
 
     def __call__(self, x: Tensor, channel_axis: int) -> Tensor:
-        """Apply the map to a tensor of any layout.
-
-        It is computed in float64.
+        """Apply the map to a tensor of any layout. It is computed in float64.
 
         Examples
         --------

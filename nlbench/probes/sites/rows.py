@@ -335,9 +335,7 @@ def _allowed(value: Tensor, name: str) -> Tensor:
 
 
 def _mask_of_lengths(lengths: object, arguments: Sequence[object], samples: int) -> Tensor | None:
-    """Return True for the tokens (n, t) of sequences of given lengths.
-
-    None if t is unknown.
+    """Return True for the tokens (n, t) of sequences of given lengths. None if t is unknown.
 
     Examples
     --------

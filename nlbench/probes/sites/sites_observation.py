@@ -496,9 +496,7 @@ def list_sites(
 
 
 def channel_note(sites: Iterable[Site]) -> str:
-    """Describe the sites whose channel axis is assumed.
-
-    Return "" if there are none.
+    """Describe the sites whose channel axis is assumed. Return "" if there are none.
 
     Examples
     --------

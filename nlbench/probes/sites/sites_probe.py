@@ -208,9 +208,7 @@ class RowPolicy:
 
     @classmethod
     def parse(cls, rows: str, skip: int, of: str) -> RowPolicy:
-        """Parse ``sites.rows``.
-
-        With ``auto``, activations and modules have one row per sample.
+        """Parse ``sites.rows``. With ``auto``, activations and modules have one row per sample.
 
         Examples
         --------

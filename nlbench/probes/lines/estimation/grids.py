@@ -204,9 +204,7 @@ class GridGroup:
     def _retry_on_overflow(
         self, evaluate: Callable[[CrossingLog, CrossingLog], None]
     ) -> CrossingLog:
-        """Evaluate, retrying with more capacity while a log overflows.
-
-        Nothing is stored then.
+        """Evaluate, retrying with more capacity while a log overflows. Nothing is stored then.
 
         Returns the log of crossings.
         """

@@ -51,9 +51,7 @@ def trace_exactly(
     limit: int | None = None,
     needs: PointMemory | None = None,
 ) -> list[SegmentTrace]:
-    """Trace a recorded program along segments, all together.
-
-    See `trace_segment`.
+    """Trace a recorded program along segments, all together. See `trace_segment`.
 
     The trace is depth-first: a chunk that exceeds the limit is split at breakpoints, and each part
     is propagated through the rest of the program separately. Memory is bounded by limit times depth
