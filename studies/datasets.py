@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from nlbench.parsers import unique
-from nlbench.reports.signatures import dtw_distances
+from nlbench.store.signature import dtw_distances
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure

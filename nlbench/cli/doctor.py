@@ -41,7 +41,6 @@ State = Literal["ok", "optional", "broken"]
 
 EXTRAS = {
     "dask": ("dask", "distributed"),
-    "signatures": ("dtaidistance",),
     "timm": ("timm",),
     "translation": ("sacrebleu", "tokenizers"),
 }
