@@ -24,12 +24,7 @@ from torch import Tensor, nn
 
 import nlbench
 from nlbench.measure import Result
-from nlbench.measure.replicates import (
-    GROUPS,
-    combine,
-    standard_error,
-    student_quantile,
-)
+from nlbench.measure.replicates import GROUPS, combine, standard_error, student_quantile
 from nlbench.subjects.load import load_subject
 from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.subject import Subject

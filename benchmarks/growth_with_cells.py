@@ -120,8 +120,7 @@ def timed(folder: Path, seeds: int, step: str) -> dict[str, float]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":

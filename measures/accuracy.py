@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from nlbench.errors import NotFinite, Undefined
+from nlbench.probes.outputs import OutputBatch
 
 from .statistics.sample_measure import SampleMeasure
-
-if TYPE_CHECKING:
-    from nlbench.probes.outputs import OutputBatch
 
 IGNORED_LABEL = -100
 """Label of positions without a prediction, such as padding."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,12 +13,10 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined
 from nlbench.measure import Accumulator, MoreMeans, PooledMeasure, Result
 from nlbench.options import Option
+from nlbench.probes.sites.site import SiteBatch
 
 from .path_measure import add_means
 from .statistics.prepared import PreparedSamples, Samples, prepare_batch, prepare_samples
-
-if TYPE_CHECKING:
-    from nlbench.probes.sites.site import SiteBatch
 
 
 def state_entropy(x: Samples, *, kink: float = 0.0) -> Tensor:
@@ -68,8 +66,7 @@ def _entropy(on: Tensor, n: int) -> Tensor:
     if n < 2:
         raise Undefined(f"n = {n}: at least 2 samples are needed")
     fractions = torch.stack([on, n - on]) / n
-    bits: Tensor = torch.special.entr(fractions).sum(0) / math.log(2)
-    return bits
+    return torch.special.entr(fractions).sum(0) / math.log(2)
 
 
 def states(observation: SiteBatch) -> PreparedSamples:

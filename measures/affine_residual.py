@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,13 +16,11 @@ from nlbench.measure import Measure, MoreMeans, Result
 from nlbench.measure.replicates import leave_groups_out
 from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option
+from nlbench.probes.function import FunctionBatch
 
 from .linear_algebra.products import singular_value_decomposition
 from .statistics.prepared import PreparedSamples, Samples, prepare_samples
 from .statistics.samples import EPSILON, ERROR_IN_ROUNDINGS, check_count
-
-if TYPE_CHECKING:
-    from nlbench.probes.function import FunctionBatch
 
 FOLDS = 5
 MIN_SAMPLES = 4
@@ -105,8 +103,7 @@ def _coordinates(x: PreparedSamples) -> Tensor:
     peak = float(x.values.abs().amax()) / x.unit
     rounding = ERROR_IN_ROUNDINGS * x.rounding * math.sqrt(max(n, d)) * peak
     is_significant = singular_values > max(cutoff * float(singular_values.max()), rounding)
-    coordinates: Tensor = left[:, is_significant] * singular_values[is_significant]
-    return coordinates
+    return left[:, is_significant] * singular_values[is_significant]
 
 
 def _outputs(y: PreparedSamples) -> Tensor:
@@ -272,10 +269,7 @@ class AffineResidual(Measure):
                 lambda kept: self._residual(inputs, outputs, numbers, torch.from_numpy(kept)),
             )
         return Result(
-            summary,
-            reason=self._remark(n, inputs.shape[1]),
-            n=len(outputs),
-            replicates=replicates,
+            summary, reason=self._remark(n, inputs.shape[1]), n=len(outputs), replicates=replicates
         )
 
     def _residual(

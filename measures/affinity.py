@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from nlbench.errors import NotFinite, RequestError, nearest
 from nlbench.introspection.function_calls import is_vmapped
 from nlbench.measure import FunctionMeasure, MoreMeans
 from nlbench.options import Option, OptionValue
+from nlbench.probes.sites.site import SiteBatch
 
 from .linear_algebra.products import product
 from .papers import affinity_paper
@@ -22,9 +23,6 @@ from .statistics.samples import check_count
 from .transport.assignment import optimal_matching
 from .transport.covariance import joint_coordinates, regularized_covariance
 from .transport.gaussian_map import optimal_map
-
-if TYPE_CHECKING:
-    from nlbench.probes.sites.site import SiteBatch
 
 SHRINKAGES = ("ledoit-wolf", "none")
 RIDGE_UNITS = ("relative", "absolute")
@@ -124,8 +122,7 @@ def affinity_score(
     matching = optimal_matching(mapped, after, precision=MATCHING_TOLERANCE * largest.item())
     # A norm, unlike the root of a sum, has a gradient (zero) at distance zero.
     distance = torch.linalg.vector_norm(mapped - after[matching]) / math.sqrt(n)
-    score: Tensor = 1 - distance / largest
-    return score
+    return 1 - distance / largest
 
 
 def _convert_ridge(ridge: float, unit: float) -> float:

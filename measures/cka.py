@@ -30,8 +30,6 @@ MIN_RELATIVE_HSIC = 1e-12
 # be centred instead. Its rounding errors grow by this factor.
 MAX_OFFSET = 16
 
-# The unbiased HSIC divides by n - 3.
-MIN_DEBIASED_SAMPLES = 4
 
 # The middle of the fractions that Kornblith et al. compare.
 BANDWIDTH = 0.4
@@ -95,7 +93,8 @@ def linear_cka(x: Samples, y: Samples, *, debiased: bool = False) -> Tensor:
 
 
 def _min_samples(debiased: bool) -> int:
-    return MIN_DEBIASED_SAMPLES if debiased else 2
+    # The unbiased HSIC divides by n - 3.
+    return 4 if debiased else 2
 
 
 def _inner_products(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -238,10 +237,7 @@ class _HSICTerms:
         return _HSICTerms(**sums, unit_x=units[0], unit_y=units[1])
 
     def alignment(self) -> Tensor:
-        """Compute CKA from the terms.
-
-        Raise `Undefined` if xx or yy is zero up to rounding.
-        """
+        """Compute CKA from the terms. Raise `Undefined` if xx or yy is zero up to rounding."""
         for norm, size, role in ((self.xx, self.size_x, "input"), (self.yy, self.size_y, "output")):
             if size == 0:
                 raise Undefined(f"constant {role}")
@@ -319,10 +315,7 @@ def _gaussian_terms(
 
 
 def _median(values: Tensor) -> float:
-    """Compute the median of values (m,).
-
-    PyTorch returns the lower of the two middle values.
-    """
+    """Compute the median of values (m,). PyTorch returns the lower of the two middle values."""
     lower, upper = (len(values) + 1) // 2, len(values) // 2 + 1
     return float((values.kthvalue(lower).values + values.kthvalue(upper).values) / 2)
 
@@ -341,8 +334,7 @@ def _squared_distances(values: Tensor, unit: float) -> Tensor:
 def _biased_hsic(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
     """Compute tr(K H L H) / (n - 1)² with the centring matrix H."""
     centred = k - k.mean(0) - k.mean(1)[:, None] + k.mean()
-    product: Tensor = (centred * l).sum() / (len(k) - 1) ** 2
-    return product
+    return (centred * l).sum() / (len(k) - 1) ** 2
 
 
 def _unbiased_hsic(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
@@ -353,8 +345,7 @@ def _unbiased_hsic(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
     sums_l = l.sum(0)
     total = (k * l).sum() - 2 / (n - 2) * (sums_k @ sums_l)
     total = total + sums_k.sum() * sums_l.sum() / ((n - 1) * (n - 2))
-    estimate: Tensor = total / (n * (n - 3))
-    return estimate
+    return total / (n * (n - 3))
 
 
 class _BiasedAccumulator(PairsAccumulator):
@@ -539,10 +530,7 @@ class CKA(PairsMeasure):
 
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
-        """Return the bounds.
-
-        The debiased value has none.
-        """
+        """Return the bounds. The debiased value has none."""
         return (-math.inf, math.inf) if options["debiased"] else cls.bounds
 
     @classmethod

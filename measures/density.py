@@ -16,10 +16,7 @@ from .path_measure import PathMeasure, PathSums
 
 @dataclass(frozen=True)
 class _PathCrossings(PathSums):
-    """Sums over the segments of a path.
-
-    `slope_changes` is None if slopes are unknown.
-    """
+    """Sums over the segments of a path. `slope_changes` is None if slopes are unknown."""
 
     crossings: tuple[float, ...]
     length: float

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,14 +15,12 @@ from nlbench.citation import Source
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import MoreMeans, Result
 from nlbench.options import Option
+from nlbench.probes.outputs import OutputBatch
+from nlbench.probes.replacement import ReplaceableCall
 
 from .influence import block_influence
 from .statistics.sample_measure import SampleMeasure
 from .substitution import loss_change
-
-if TYPE_CHECKING:
-    from nlbench.probes.outputs import OutputBatch
-    from nlbench.probes.replacement import ReplaceableCall
 
 SAMPLES = 64
 

@@ -62,8 +62,7 @@ def _check_count(n: int) -> None:
 
 
 def _compute_rank(values: Tensor) -> Tensor:
-    rank: Tensor = torch.special.entr(values / values.sum()).sum().exp()
-    return rank
+    return torch.special.entr(values / values.sum()).sum().exp()
 
 
 class _RankAccumulator(PairsAccumulator):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,14 +11,12 @@ from torch import Tensor
 from nlbench.citation import Source
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import MoreMeans, PooledMeasure
+from nlbench.probes.sites.site import SiteBatch
 
 from .papers import affinity_paper
 from .statistics.mean_change import ChangeAccumulator
 from .statistics.prepared import Samples, prepare_batch, prepare_samples
 from .statistics.samples import EPSILON, varying
-
-if TYPE_CHECKING:
-    from nlbench.probes.sites.site import SiteBatch
 
 # Features counted at once, each with an index of eight bytes.
 CHUNK_FEATURES = 2**22

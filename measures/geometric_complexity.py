@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,12 +15,10 @@ from nlbench.errors import NotFinite
 from nlbench.introspection.memory import halve_on_oom, microbatch_sizes
 from nlbench.measure import MoreMeans
 from nlbench.options import Option
+from nlbench.probes.function import FunctionBatch
 
 from .statistics.sample_measure import SampleMeasure
 from .statistics.sample_seeds import sample_seeds
-
-if TYPE_CHECKING:
-    from nlbench.probes.function import FunctionBatch
 
 
 def squared_jacobian_norms(

@@ -52,9 +52,7 @@ def block_influence(x: Tensor, y: Tensor) -> Tensor:
 
 
 def relative_change(x: Tensor, y: Tensor) -> Tensor:
-    """Compute the mean over rows of ‖y - x‖ / ‖x‖.
-
-    See `block_influence`.
+    """Compute the mean over rows of ‖y - x‖ / ‖x‖. See `block_influence`.
 
     Examples
     --------

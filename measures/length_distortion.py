@@ -39,10 +39,7 @@ def image_length(trace: SegmentTrace | SegmentEstimate) -> float:
 
 @dataclass(frozen=True)
 class _PathImage(PathSums):
-    """Lengths of a path and of its images.
-
-    `coarse` uses only every other node.
-    """
+    """Lengths of a path and of its images. `coarse` uses only every other node."""
 
     segments: int
     length: float

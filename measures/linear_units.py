@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nlbench.errors import Undefined
 from nlbench.measure import Measure, Result, Value
+from nlbench.probes.graph import ChannelGraph
 
 from .pathlength import NONLINEAR_ADVANTAGE
-
-if TYPE_CHECKING:
-    from nlbench.probes.graph import ChannelGraph
 
 
 class LinearUnits(Measure):

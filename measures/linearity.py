@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,14 +17,10 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined
 from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
-from nlbench.measure.left_out import (
-    LeftOut,
-    NoReplicates,
-    check_group_memory,
-    fits_group_memory,
-)
+from nlbench.measure.left_out import LeftOut, NoReplicates, check_group_memory, fits_group_memory
 from nlbench.measure.replicates import GROUPS
 from nlbench.options import Option
+from nlbench.probes.sites.site import SiteBatch
 
 from .statistics.prepared import PreparedSamples, Samples, prepare_batch, prepare_samples
 from .statistics.regression import RegressionSums
@@ -38,9 +34,6 @@ from .statistics.samples import (
     unresolved_side,
     varying,
 )
-
-if TYPE_CHECKING:
-    from nlbench.probes.sites.site import SiteBatch
 
 FOLDS = 4
 MAX_FOLDS = 100
@@ -57,8 +50,6 @@ TOP_FRACTION = 0.01
 AFFINE_ERROR = 0.01
 """Squared error of a token, relative to its squared distance from the mean, below which it counts
 as affine."""
-
-TOKEN_PERCENTILES = (10, 50, 90)
 
 
 @torch.no_grad()
@@ -363,10 +354,7 @@ class _LinearityAccumulator(Accumulator):
 
 
 def _first_rows(sample_index: Tensor) -> Tensor:
-    """Return a mask (n,) of the first row of each sample.
-
-    None if no sample has others.
-    """
+    """Return a mask (n,) of the first row of each sample. None if no sample has others."""
     numbers, index = torch.unique(sample_index, return_inverse=True)
     is_first = torch.zeros(len(sample_index), dtype=torch.bool, device=sample_index.device)
     if len(numbers) == len(sample_index):
@@ -391,7 +379,7 @@ def _token_statistics(errors: Tensor, rows: Tensor, is_first: Tensor) -> dict[st
     statistics = {}
     if len(later):
         statistics["affine_tokens"] = (later < AFFINE_ERROR).double().mean().item()
-        for percent in TOKEN_PERCENTILES:
+        for percent in (10, 50, 90):
             statistics[f"token_p{percent}"] = later.quantile(percent / 100).item()
     first = relative[is_first & (squares > 0)]
     if len(first):
@@ -554,7 +542,7 @@ class Linearity(PooledMeasure):
     bounds: ClassVar[tuple[float, float]] = (-math.inf, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
     options: ClassVar[Mapping[str, Option]] = {
-        "folds": Option(FOLDS, "number of folds of whole sequences", minimum=2, maximum=MAX_FOLDS),
+        "folds": Option(FOLDS, "number of folds of whole sequences", minimum=2, maximum=MAX_FOLDS)
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "units", "offsets", "rotations")
     independent_sites: ClassVar[bool] = True

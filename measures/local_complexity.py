@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +16,12 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined
 from nlbench.measure import MoreMeans, Result
 from nlbench.options import Option
+from nlbench.probes.function import FunctionBatch
 from nlbench.probes.lines import SegmentTrace, estimate_segment, trace_segments
 from nlbench.probes.sites import SiteBatch, observe_sites, refuse_undefined
 
 from .statistics.prepared import prepare_samples
 from .statistics.sample_measure import SampleMeasure
-
-if TYPE_CHECKING:
-    from nlbench.probes.function import FunctionBatch
 
 COST_PROBE_EVALUATIONS = 25
 """Forward passes for estimating a segment's boundaries: a grid of 9 points and 16 checks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,24 +14,18 @@ from nlbench.errors import NotFinite, Undefined
 from nlbench.introspection.memory import microbatch_sizes
 from nlbench.measure import MoreMeans
 from nlbench.options import Option
+from nlbench.probes.function import FunctionBatch
 
 from .statistics.rounding import output_rounding
 from .statistics.sample_measure import SampleMeasure
 from .statistics.sample_seeds import random_signs, sample_seeds
-
-if TYPE_CHECKING:
-    from nlbench.probes.function import FunctionBatch
 
 MAX_ROUNDING = 0.01
 """Maximum rounding of an output, relative to the output's change in the ball."""
 
 
 def tangent_residuals(
-    function: Callable[[Tensor], Tensor],
-    inputs: Tensor,
-    steps: Tensor,
-    *,
-    limit: int | None = None,
+    function: Callable[[Tensor], Tensor], inputs: Tensor, steps: Tensor, *, limit: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Compute the departure of a function from its tangent, and its change, at x + δ and x - δ.
 
@@ -87,10 +81,7 @@ def tangent_residuals(
 
 
 def gradient_signs(
-    function: Callable[[Tensor], Tensor],
-    inputs: Tensor,
-    *,
-    limit: int | None = None,
+    function: Callable[[Tensor], Tensor], inputs: Tensor, *, limit: int | None = None
 ) -> Tensor:
     """Return the signs (n, ...) of the gradient of each sample's largest output.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,13 +13,11 @@ from nlbench.citation import Source
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import Measure, MoreMeans, Result, Value
 from nlbench.options import Option
+from nlbench.probes.sites.site import SiteBatch
 
 from .linear_algebra.products import outer_products
 from .statistics.prepared import PreparedSamples, Samples, prepare_batch
 from .statistics.samples import check_samples
-
-if TYPE_CHECKING:
-    from nlbench.probes.sites.site import SiteBatch
 
 SAMPLES = 128
 
@@ -107,8 +105,7 @@ def naswot_score(kernel: Tensor) -> Tensor:
     eigenvalues = torch.linalg.eigvalsh(kernel.double())
     if eigenvalues[0] <= n * torch.finfo(torch.float64).eps * eigenvalues[-1]:
         raise Undefined(f"the kernel of {n} samples is singular: there are too few units")
-    score: Tensor = eigenvalues.log().sum()
-    return score
+    return eigenvalues.log().sum()
 
 
 class Naswot(Measure):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,10 +16,7 @@ from nlbench.measure import Measure, MoreMeans, Result
 from nlbench.measure.replicates import combine
 from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option
-from nlbench.probes.function import directional_derivative
-
-if TYPE_CHECKING:
-    from nlbench.probes.function import FunctionBatch
+from nlbench.probes.function import FunctionBatch, directional_derivative
 
 # Standard deviation of the outputs, in units of their floating-point spacing, below which rounding
 # makes up more than a thousandth of the variance.

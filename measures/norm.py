@@ -73,8 +73,7 @@ def change_norm(x: Samples, y: Samples, *, kind: str = "relative") -> Tensor:
 def _norm(values: Tensor) -> Tensor:
     """Compute the Frobenius norm without underflow or overflow when squaring."""
     unit = power_of_two(values) if values.numel() else 1.0
-    norm: Tensor = torch.linalg.vector_norm(values / unit) * unit
-    return norm
+    return torch.linalg.vector_norm(values / unit) * unit
 
 
 class _NormAccumulator(Accumulator):

@@ -178,10 +178,7 @@ class PathSums:
 
 
 def _added(first: Any, second: Any) -> Any:
-    """Add two values of a field.
-
-    One that is unknown makes the sum unknown.
-    """
+    """Add two values of a field. One that is unknown makes the sum unknown."""
     if first is None or second is None:
         return None
     if isinstance(first, Mapping):
@@ -209,16 +206,10 @@ class PathMeasure(Measure):
 
     @abstractmethod
     def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> Any:
-        """Measure one segment.
-
-        Results are summed with ``+``.
-        """
+        """Measure one segment. Results are summed with ``+``."""
 
     def measure_observation(self, observation: TracedSegment) -> Any:
-        """Measure one segment from its observation.
-
-        By default, only its trace is used.
-        """
+        """Measure one segment from its observation. By default, only its trace is used."""
         return self.measure_segment(observation.trace)
 
     @abstractmethod

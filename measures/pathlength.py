@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+from torch import Tensor, nn
 
 from nlbench.citation import Source
 from nlbench.errors import Undefined
@@ -12,9 +14,6 @@ from nlbench.measure import Measure, Result, Value
 from nlbench.options import Option, OptionValue
 from nlbench.probes.graph.channel_graph import ChannelGraph, counted_lengths, walked_length
 from nlbench.probes.graph.graph_observation import channel_graph
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 NONLINEAR_ADVANTAGE = Source(
     "C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from nlbench.errors import NotFinite, RequestError, Undefined, nearest
 from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.measure import Accumulator, MoreMeans
 from nlbench.options import Option, OptionValue
+from nlbench.probes.sites.site import SiteBatch
 
 from .linear_algebra.products import gram, product, singular_value_decomposition
 from .statistics.moments import Moments, PairsAccumulator, PairsMeasure
@@ -33,9 +34,6 @@ from .statistics.samples import (
     rounding_norms,
     varying_columns,
 )
-
-if TYPE_CHECKING:
-    from nlbench.probes.sites.site import SiteBatch
 
 KINDS = ("ordinary", "adjusted", "crossvalidated")
 WEIGHTINGS = ("uniform", "variance")
@@ -135,10 +133,7 @@ def r2_score(
 
 
 def _count_distinct(x: PreparedSamples, y: PreparedSamples, kind: str) -> int:
-    """Count the distinct samples.
-
-    For the ordinary R², a lower bound that is enough may do.
-    """
+    """Count the distinct samples. For the ordinary R², a lower bound that is enough may do."""
     count = len(torch.unique(x.values[:, 0]))
     if count == len(x) or (kind == "ordinary" and count > x.shape[1] + 1):
         return count
@@ -174,8 +169,8 @@ def _r2_of_rows(
     peaks = torch.maximum(-low, high)
     peaks = peaks if input_unit is None else peaks / input_unit
     residuals, rank = _residuals(inputs, targets, peaks, x.rounding, cutoff)
-    totals = _squared_norms(targets)
-    unexplained = _average(_squared_norms(residuals) / totals, totals, output_unit, weighting)
+    totals = targets.square().sum(0)
+    unexplained = _average(residuals.square().sum(0) / totals, totals, output_unit, weighting)
     return _score(unexplained, distinct, rank, kind)
 
 
@@ -186,11 +181,6 @@ def _column_units(side: PreparedSamples) -> Tensor | None:
     if ((ranges >= MIN_UNSCALED_RANGE) & (ranges <= MAX_UNSCALED_RANGE)).all():
         return None
     return column_units(centered(side.varying_values))
-
-
-def _squared_norms(values: Tensor) -> Tensor:
-    """Sum the squares of each column (k,)."""
-    return values.square().sum(0)
 
 
 def _residuals(
@@ -285,8 +275,7 @@ def _average(unexplained: Tensor, totals: Tensor, unit: Tensor, weighting: str) 
     if weighting == "uniform":
         return unexplained.mean()
     weights = totals * (unit / unit.amax()).square()
-    average: Tensor = (weights * unexplained).sum() / weights.sum()
-    return average
+    return (weights * unexplained).sum() / weights.sum()
 
 
 def _score(unexplained: Tensor, n: int, rank: int, kind: str) -> Tensor:
@@ -363,8 +352,7 @@ def _prediction_errors(
     left, scales, right = _decompose(deviations, scale, _peaks(x) / unit, rounding, cutoff)
     coefficients = left.T @ (y - y_mean) / scales[:, None]
     standardized = (test_x[:, inputs] - origin - shift) / unit / scale
-    errors: Tensor = test_y - y_mean - (standardized @ right.T) @ coefficients
-    return errors
+    return test_y - y_mean - (standardized @ right.T) @ coefficients
 
 
 class _R2Accumulator(PairsAccumulator):
@@ -419,10 +407,7 @@ class _FoldAccumulator(Accumulator):
 
     @torch.no_grad()
     def add(self, x: Samples, y: Samples, sources: RowNumbers | None = None) -> None:
-        """Add one batch.
-
-        The tensors are copied.
-        """
+        """Add one batch. The tensors are copied."""
         x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
         if check_count(x, y, at_least=0) == 0:
             return
@@ -436,10 +421,7 @@ class _FoldAccumulator(Accumulator):
         index = (sources or _number_rows(self._distinct, x, y)).index.to(x.values.device)
         self._rows.append((x.values.clone(), y.values.clone(), index))
         self._used.update(torch.unique(index % self._folds).tolist())
-        self._rounding = (
-            max(self._rounding[0], x.rounding),
-            max(self._rounding[1], y.rounding),
-        )
+        self._rounding = (max(self._rounding[0], x.rounding), max(self._rounding[1], y.rounding))
         self.n += len(x)
         if self._moments or self.n > 2 * max(self._widths) + self._folds:
             self._condense()
@@ -503,8 +485,7 @@ def _squared_errors(train: Moments, test: Moments) -> Tensor:
     explained = (slopes * (test.xx[inputs][:, inputs] @ slopes)).sum(0)
     scatter = test.yy.diagonal() - 2 * mixed + explained
     # Rounding may make this sum of squares negative.
-    errors: Tensor = scatter.clamp(min=0) + test.n * offset.square()
-    return errors
+    return scatter.clamp(min=0) + test.n * offset.square()
 
 
 class R2(PairsMeasure):
@@ -595,10 +576,7 @@ class R2(PairsMeasure):
 
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
-        """Return the bounds.
-
-        Only the ordinary value is never negative.
-        """
+        """Return the bounds. Only the ordinary value is never negative."""
         return cls.bounds if options["kind"] == "ordinary" else (-math.inf, 1.0)
 
     def accumulator(self) -> Accumulator:

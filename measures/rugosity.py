@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,14 +13,12 @@ from nlbench.citation import Source
 from nlbench.errors import Undefined
 from nlbench.measure import MoreMeans
 from nlbench.options import Option
+from nlbench.probes.function import FunctionBatch
 
-from .geometric_complexity import squared_jacobian_norms
+from .geometric_complexity import GeometricComplexity, squared_jacobian_norms
 from .statistics.rounding import SAMPLES, output_rounding
 from .statistics.sample_measure import SampleMeasure
 from .statistics.sample_seeds import random_signs, sample_seeds
-
-if TYPE_CHECKING:
-    from nlbench.probes.function import FunctionBatch
 
 MAX_ROUNDING = 0.1
 """Maximum rounding of a Jacobian, relative to its change."""
@@ -132,12 +130,7 @@ class Rugosity(SampleMeasure):
             minimum=1e-6,
             maximum=1e6,
         ),
-        "directions": Option(
-            16,
-            "maximum number of backward passes per sample; exact for up to as many outputs",
-            minimum=1,
-            maximum=1e6,
-        ),
+        "directions": GeometricComplexity.options["directions"],
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order")
     source: ClassVar[Source] = Source(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,12 +12,10 @@ from torch import Tensor
 from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined
 from nlbench.measure import MoreMeans, PooledMeasure
+from nlbench.probes.sites.site import SiteBatch
 
 from .papers import affinity_paper
 from .statistics.mean_change import ChangeAccumulator
-
-if TYPE_CHECKING:
-    from nlbench.probes.sites.site import SiteBatch
 
 NEAR_ZERO = 1e-3
 

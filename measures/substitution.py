@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,12 +18,10 @@ from nlbench.measure.left_out import merge_all_but_one
 from nlbench.measure.replicates import combine, leave_groups_out
 from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option
+from nlbench.probes.replacement import ReplacedOutputs
 from nlbench.probes.replacement.replacement_probe import DEGREES, UNFITTED
 
 from .accuracy import IGNORED_LABEL, class_labels
-
-if TYPE_CHECKING:
-    from nlbench.probes.replacement import ReplacedOutputs
 
 MIN_SAMPLES = 2
 
@@ -108,11 +106,7 @@ class _ClassTerms:
 
     @classmethod
     def of(
-        cls,
-        outputs: Tensor,
-        replaced: Tensor,
-        labels: Tensor | None,
-        tokens: Tensor | None = None,
+        cls, outputs: Tensor, replaced: Tensor, labels: Tensor | None, tokens: Tensor | None = None
     ) -> _ClassTerms:
         """Compare logits (n, ..., classes), in chunks of rows that fit into the cache.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class NlbenchError(Exception):
@@ -84,11 +84,8 @@ def strip_controls(text: str) -> str:
     >>> strip_controls("two\nlines \x1b[31mred")
     'two\nlines [31mred'
     """
-    return "".join(c for c in text if c in _ALLOWED or unicodedata.category(c)[0] != "C")
-
-
-# Joiners, which scripts and emoji use, are harmless control characters.
-_ALLOWED = "\n\t\u200c\u200d"
+    # Joiners, which scripts and emoji use, are harmless control characters.
+    return "".join(c for c in text if c in "\n\t\u200c\u200d" or unicodedata.category(c)[0] != "C")
 
 
 def error_text(error: BaseException) -> str:
@@ -145,6 +142,18 @@ def shorten(value: object, limit: int = 80) -> str:
         kind = type(value).__name__
         return f"an {kind}" if kind[:1] in "aeiou" else f"a {kind}"
     return one_line(text, limit)
+
+
+def enumerate_names(names: Sequence[str], limit: int = 6) -> str:
+    """Join names by commas, and count those beyond a limit.
+
+    Examples
+    --------
+    >>> enumerate_names(["a", "b"]), enumerate_names(["a", "b", "c"], 2)
+    ('a, b', 'a, b and 1 more')
+    """
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def nearest(name: object, names: Iterable[str], prefix: str = "") -> str:

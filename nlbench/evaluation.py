@@ -60,9 +60,6 @@ from nlbench.weight_linearity import DIRECTIONS, MAX_SAMPLES, WeightLinearity, w
 SEED = 0
 """Seed that draws the order of the samples."""
 
-LOADER_BATCH = 128
-"""Batch size in which a dataset is read."""
-
 
 @one_measurement()
 def evaluate(
@@ -465,10 +462,7 @@ def _is_ordered(model: nn.Module, samples: _Samples, output: OutputChoice) -> bo
 
 @contextmanager
 def _running(
-    model: nn.Module,
-    samples: _Samples,
-    output: OutputChoice,
-    read: Callable[[Any, int], Tensor],
+    model: nn.Module, samples: _Samples, output: OutputChoice, read: Callable[[Any, int], Tensor]
 ) -> Iterator[Callable[[Tensor], Tensor]]:
     """Yield the model as a function of some of the samples, which leaves no mark.
 
@@ -480,11 +474,7 @@ def _running(
         with single_tensor_call(model, samples.arguments, output=output), evaluation_mode(model):
             return read(model(inputs.to(device)), len(inputs))
 
-    with (
-        preserve_attributes(model),
-        preserve_rng_state(device),
-        restored_thread_state(Changes()),
-    ):
+    with preserve_attributes(model), preserve_rng_state(device), restored_thread_state(Changes()):
         yield run
 
 
@@ -532,7 +522,7 @@ def _read_samples(
         assert reader.arguments is not None
         return _Samples(tensor, read_labels, None, reader.arguments)
     if isinstance(inputs, TorchDataset):
-        inputs = DataLoader(inputs, batch_size=LOADER_BATCH, collate_fn=_collate)
+        inputs = DataLoader(inputs, batch_size=128, collate_fn=_collate)
     is_invalid = isinstance(inputs, str | bytes) or hasattr(inputs, "__array__")
     if is_invalid or not isinstance(inputs, Iterable):
         raise input_error(inputs)

@@ -136,9 +136,7 @@ class Monitor:
             self._checkpoint = self._copy_weights()
 
     def weight_linearity(self) -> pd.DataFrame:
-        """Return the comparisons in the weights.
-
-        See `nlbench.weight_linearity.WeightLinearity`.
+        """Return the comparisons in the weights. See `nlbench.weight_linearity.WeightLinearity`.
 
         One row per measured step. In the first, the model is compared with its weights when the
         monitor was created.

@@ -120,10 +120,7 @@ class Option:
             raise RequestError(message) from None
 
     def parse_flags(self, texts: Sequence[str], label: str) -> Any:
-        """Parse the values of a repeatable flag.
-
-        Also raise if a glob matches no file.
-        """
+        """Parse the values of a repeatable flag. Also raise if a glob matches no file."""
         read = _KINDS[self.kind].read
         assert read is not None
         return self.parse(read(texts, label), label)
@@ -228,7 +225,7 @@ class Option:
         tables: list[tuple[str, Mapping[str, object]]] = [("", value)]
         while tables:
             prefix, table = tables.pop(0)
-            if prefix.count(".") > _MAX_TABLE_DEPTH:
+            if prefix.count(".") > 8:
                 raise RequestError(f"{label}: nested too deeply, expected OWNER.OPTION")
             for key, entry in table.items():
                 name = f"{prefix}.{key}" if prefix else str(key)
@@ -275,7 +272,6 @@ _KINDS: Mapping[str, _Kind] = {
     "literal": _Kind("text, a number or true", Option._literal),
 }
 _KIND_OF_TYPE = {bool: "boolean", int: "integer", float: "number", str: "text"}
-_MAX_TABLE_DEPTH = 8
 _TRUE_TEXTS = {"true", "yes", "on", "1"}
 _FALSE_TEXTS = {"false", "no", "off", "0"}
 

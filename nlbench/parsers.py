@@ -46,9 +46,7 @@ def unique(items: Iterable[Item]) -> list[Item]:
 
 
 def parse_integer(text: str) -> int:
-    """Parse an integer, which may be written ``1e3`` or ``8.0``.
-
-    Raise ValueError for other text.
+    """Parse an integer, which may be written ``1e3`` or ``8.0``. Raise ValueError for other text.
 
     Examples
     --------
@@ -67,18 +65,12 @@ def parse_integer(text: str) -> int:
 
 
 def parse_number(text: str) -> float:
-    """Parse a number other than NaN.
-
-    Raise ValueError for other text.
-    """
+    """Parse a number other than NaN. Raise ValueError for other text."""
     number = float(text)
     # Python also accepts underscores and the digits of other scripts.
     if math.isnan(number) or not text.isascii() or "_" in text:
         raise ValueError(text)
     return number
-
-
-_SIZE = re.compile(r"([0-9.]{1,40})\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 def parse_size(text: str | int, label: str = "--memory") -> int:
@@ -92,7 +84,7 @@ def parse_size(text: str | int, label: str = "--memory") -> int:
     if isinstance(text, int):
         size: float = min(text, 10**16)
     else:
-        match = _SIZE.fullmatch(text.strip())
+        match = re.fullmatch(r"([0-9.]{1,40})\s*([kmgt]?)(i?)b?", text.strip(), re.IGNORECASE)
         try:
             if match is None:
                 raise ValueError
@@ -142,10 +134,7 @@ def _parse_seed(text: str, part: str, label: str) -> int:
 
 
 def limited_seeds(seeds: Iterable[int], label: str) -> tuple[int, ...]:
-    """Return the distinct seeds in order.
-
-    Raise if there are too many.
-    """
+    """Return the distinct seeds in order. Raise if there are too many."""
     distinct = tuple(unique(seeds))
     if len(distinct) > MAX_SEEDS:
         raise RequestError(f"{label}: too many, expected at most {MAX_SEEDS}")

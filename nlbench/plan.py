@@ -61,9 +61,7 @@ class SubjectPlan:
         return self.spec.model, self.label, self.spec.data, self.spec.seed
 
     def changed_files(self, planned_on: str) -> str:
-        """Describe a file change since the run was planned.
-
-        Empty if no file has changed.
+        """Describe a file change since the run was planned. Empty if no file has changed.
 
         On a machine other than `planned_on`, the dataset's fingerprint is not compared, since a
         copy of the files may have different modification times.
@@ -98,11 +96,7 @@ class Cell:
         return (*self.subject.identity, self.measure.name)
 
     def missing_record(
-        self,
-        machine: RecordedMachine,
-        reason: str,
-        status: Status = "failed",
-        traceback: str = "",
+        self, machine: RecordedMachine, reason: str, status: Status = "failed", traceback: str = ""
     ) -> Record:
         """Return the record of a cell that was not measured."""
         spec = self.subject.spec

@@ -79,17 +79,7 @@ class ProgressMonitor:
         """Handle the start of a call to a measure."""
 
     def leave(self) -> None:
-        """Handle the end of the call.
-
-        Raise if the measure took too long.
-        """
-
-
-LOG_SECONDS = 5.0
-"""Minimum time between two lines with ``--progress plain``."""
-
-QUIET_LOG_SECONDS = 30.0
-"""Minimum time before and between lines with ``--progress auto`` without a terminal."""
+        """Handle the end of the call. Raise if the measure took too long."""
 
 
 def create_progress(style: str) -> Bar | PlainProgress:
@@ -100,7 +90,7 @@ def create_progress(style: str) -> Bar | PlainProgress:
     if style == "plain":
         return PlainProgress()
     if style == "auto" and not sys.stderr.isatty():
-        return PlainProgress(QUIET_LOG_SECONDS, is_quiet=True)
+        return PlainProgress(30.0, is_quiet=True)
     return Bar(style != "none")
 
 
@@ -170,7 +160,7 @@ class PlainProgress:
     If `is_quiet`, only steps and warnings are printed, and no steps during the first interval.
     """
 
-    def __init__(self, interval: float = LOG_SECONDS, *, is_quiet: bool = False) -> None:
+    def __init__(self, interval: float = 5.0, *, is_quiet: bool = False) -> None:
         self._interval = interval
         self._is_quiet = is_quiet
         self._printed = time.monotonic() if is_quiet else -math.inf

@@ -375,10 +375,7 @@ def _modification_time(path: str) -> int:
 
 
 def _points(group: str) -> dict[str, tuple[EntryPoint, ...]]:
-    """Return the entry points of a group, keyed by name.
-
-    A distribution counts only once.
-    """
+    """Return the entry points of a group, keyed by name. A distribution counts only once."""
     if group not in GROUPS:
         raise RequestError(f"there is no group '{group}'{nearest(group, GROUPS)}")
     claims: dict[str, dict[tuple[str, str], EntryPoint]] = {}
@@ -438,10 +435,7 @@ def describe(entry: Entry) -> str:
 
 
 def parse_source(module: str) -> ast.Module:
-    """Parse a module's source without importing it.
-
-    Empty if there is none.
-    """
+    """Parse a module's source without importing it. Empty if there is none."""
     spec = find_source(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return ast.Module([], [])

@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 MAX_ROWS = 1024
 """Maximum number of rows that representations are compared on."""
 
-MIN_ROWS = 4
-"""The unbiased HSIC divides by n - 3."""
-
-MAX_GRAM_BYTES = 2**28
-"""Maximum size of the Gram matrices of a network; rows are left out where it has many places."""
 
 MIN_RELATIVE_HSIC = 1e-12
 """Unbiased HSIC of a representation with itself, relative to its Gram matrix, that is rounding."""
@@ -96,8 +91,7 @@ class Similarity:
         nlbench.RequestError
             If the name doesn't end in one of these.
         """
-        file: Path = load_reports().write_similarity(self, Path(output))
-        return file
+        return load_reports().write_similarity(self, Path(output))
 
 
 def cka_matrix(
@@ -186,7 +180,8 @@ def debiased_cka(grams: Sequence[Tensor]) -> NDArray[np.float64]:
     The unbiased HSIC is an inner product of U-centred matrices, so that CKA is at most 1.
     """
     n = grams[0].shape[1]
-    if n < MIN_ROWS:
+    # The unbiased HSIC divides by n - 3.
+    if n < 4:
         shape = len(grams[0]), len(grams[-1])
         return np.full(shape, math.nan)
     flat = [_u_centred(gram).flatten(1) for gram in grams]
@@ -329,10 +324,7 @@ def _restore_path(spec: SubjectSpec, run: Run) -> SubjectSpec:
 def _features(
     subject: Subject, options: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], NDArray[np.int64]]:
-    """Observe the outputs of all places on the same rows.
-
-    Return them and the rows' groups.
-    """
+    """Observe the outputs of all places on the same rows. Return them and the rows' groups."""
     from nlbench.introspection.distinct_rows import DistinctRows
     from nlbench.probes.sites.site import SiteBatch
     from nlbench.probes.sites.sites_observation import observe_sites
@@ -343,7 +335,8 @@ def _features(
     observe_sites(subject.model, [inputs[:2]], lambda batch: places.append(batch.place), **chosen)
     if not places:
         raise Undefined("the network calls no known activation function")
-    rows = min(MAX_ROWS, math.isqrt(MAX_GRAM_BYTES // (8 * len(places))))
+    # Maximum size of the Gram matrices of a network; rows are left out where it has many places.
+    rows = min(MAX_ROWS, math.isqrt(2**28 // (8 * len(places))))
     inputs = inputs[:rows]
     has_tokens = options["rows"] != "samples" and (
         options["rows"] != "auto" or not str(options["of"]).startswith(("activations", "modules:"))
@@ -358,13 +351,7 @@ def _features(
         observed[batch.place] = batch.y[:rows].detach().cpu().clone(), input_index[:rows]
 
     observe_sites(
-        subject.model,
-        [inputs],
-        add,
-        rows=policy,
-        memory=None,
-        feasible_sizes={},
-        **chosen,
+        subject.model, [inputs], add, rows=policy, memory=None, feasible_sizes={}, **chosen
     )
     # Places with other rows than most, such as one call for some of the samples, can't be compared.
     lengths = [len(values) for values, _ in observed.values()]

@@ -25,10 +25,7 @@ EXECUTORS = ("serial", "processes", "dask")
 
 
 def _option(help: str, default: Any = MISSING, **declaration: Any) -> Any:
-    """Create a dataclass field with an option.
-
-    The default is an empty table.
-    """
+    """Create a dataclass field with an option. The default is an empty table."""
     is_table = default is MISSING
     option = Option({} if is_table else default, help, **declaration)
     defaults: dict[str, Any] = {"default_factory": dict} if is_table else {"default": default}

@@ -216,16 +216,13 @@ def _begin(folder: RunFolder, request: Request, plan: Plan, pool: WorkerPool, co
             # Even querying autocast's dtypes would initialise the GPU in this process.
             machine = describe_machine_in_subprocess(device, plan.precision)
     folder.begin(
-        make_manifest(asdict(request), machine, command=command),
-        [cell.key for cell in plan.cells],
+        make_manifest(asdict(request), machine, command=command), [cell.key for cell in plan.cells]
     )
     write_request(folder.path / "request.toml", request)
 
 
 def _copy_known(folder: RunFolder, cells: Sequence[Cell], known: Iterable[str | Path]) -> bool:
-    """Copy finished records from other runs.
-
-    Return True if any were copied.
+    """Copy finished records from other runs. Return True if any were copied.
 
     The same weights may have another name there.
     """
@@ -241,10 +238,7 @@ def _copy_known(folder: RunFolder, cells: Sequence[Cell], known: Iterable[str | 
 def _measure(
     folder: RunFolder, todo: Preview, pool: WorkerPool, monitor: ProgressMonitor, request: Request
 ) -> None:
-    """Measure and record cells.
-
-    Raise if the only subject can't be loaded.
-    """
+    """Measure and record cells. Raise if the only subject can't be loaded."""
     machine = RecordedMachine(folder.manifest.device, "", folder.manifest.environment)
     expected = recorded_facts(folder.records.values())
     cells = {cell.key: cell for cell in todo.new}

@@ -32,10 +32,7 @@ class _Interruption:
         self.check()
 
     def check(self, *, reraise: bool = False) -> None:
-        """Raise a pending interruption.
-
-        With `reraise`, also raise one that was raised before.
-        """
+        """Raise a pending interruption. With `reraise`, also raise one that was raised before."""
         if (self.is_pending or (reraise and self.was_raised)) and not self.deferrals:
             self.is_pending = False
             self.was_raised = True

@@ -50,9 +50,7 @@ def split_seed(weights: str) -> tuple[str, int | None]:
 
 @cache
 def parse_checkpoint(weights: str) -> Checkpoint | None:
-    """Parse a training step from the name of weights.
-
-    Return None if it contains none.
+    """Parse a training step from the name of weights. Return None if it contains none.
 
     Examples
     --------

@@ -44,9 +44,6 @@ def _page(similarity: Similarity) -> str:
     )
 
 
-_LABELS = {"accuracy": "accuracy, %", "kl": "KL divergence, nats"}
-
-
 def removal_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return rows of a removal as text: fractions in percent, costs with their standard errors."""
     names = [name for name in rows[0] if not name.endswith("_se")]
@@ -94,7 +91,7 @@ def write_removal(
             values = [factor * row[name] for row in first]
             draw_curve(axes, [100 * row[f"left_{share}"] for row in first], values)
             axes.set_xlabel(f"{share} that remain, %")
-            axes.set_ylabel(_LABELS[name])
+            axes.set_ylabel({"accuracy": "accuracy, %", "kl": "KL divergence, nats"}[name])
         return 2.4
 
     svg = to_svg(laid_out(PAGE_WIDTH, "svg", draw), prefix="curve", title=title) if known else ""

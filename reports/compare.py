@@ -31,16 +31,9 @@ from .exports import markdown_table, to_csv
 from .manifest import flatten, iter_settings
 from .tables import MeasureInfo, Measures, NamedRun, Score, TableSubject, read_run
 from .terminal import print_line
-from .text import (
-    ERROR_LEGEND,
-    count,
-    functional_calls,
-    percentage,
-    place_text,
-)
+from .text import ERROR_LEGEND, count, functional_calls, percentage, place_text
 
 _CONDITION = re.compile(r"\s*(?P<measure>[^\s@<>]+)(@(?P<place>[^\s<>]+))?\s*(?P<sign>[<>])\s*(?P<bound>[+-]?[\d.]+(e-?\d+)?)\s*(?P<percent>%?)\s*")  # fmt: skip  # noqa: E501
-_MIN_WIDE_COLUMNS = 110
 _COLUMNS = ("subject", "measure", "place", "first", "second", "difference", "relative", "error", "low", "high", "changed", "note")  # fmt: skip  # noqa: E501
 _MARKS = {
     ".html": '<meta name="generator" content="nlbench compare">',
@@ -281,7 +274,7 @@ class Comparison:
         rows = [every[i] for i in sorted(order[:_MAX_ROWS])]
         table = self._table(rows)
         columns = list(range(table.names, len(table.head)))
-        if console.width < _MIN_WIDE_COLUMNS:
+        if console.width < 110:
             columns.remove(table.head.index("relative"))
         printed = RichTable("", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1), pad_edge=False)
         printed.columns[0].overflow = "fold"
@@ -410,9 +403,7 @@ def _size(d: Difference) -> float:
 
 
 def compare_runs(first: Run, second: Run) -> Comparison:
-    """Compare the cells and manifests of two runs.
-
-    See `nlbench.compare`.
+    """Compare the cells and manifests of two runs. See `nlbench.compare`.
 
     Checkpoints are also matched by step and seed.
     """
@@ -487,11 +478,7 @@ def _label(before: TableSubject, after: TableSubject) -> str:
 
 
 def compare_scores(
-    subject: str,
-    measure: str,
-    before: Score,
-    after: Score,
-    where: Mapping[str, str] | None = None,
+    subject: str, measure: str, before: Score, after: Score, where: Mapping[str, str] | None = None
 ) -> Difference:
     """Compare two cells and the places that they have in common, in the order of the second.
 

@@ -61,10 +61,7 @@ class NotebookFigure(Figure):
     format: str = "png"
 
     def savefig(self, fname: Any, **options: Any) -> None:
-        """Save the figure.
-
-        The same figure gives the same bytes.
-        """
+        """Save the figure. The same figure gives the same bytes."""
         suffix = PurePath(fname).suffix if isinstance(fname, str | os.PathLike) else ""
         kind = options.setdefault("format", suffix.lstrip(".").lower() or self.format)
         options.setdefault("metadata", _DATES.get(kind))
@@ -128,7 +125,6 @@ _VARIABLES = {
     "#2ca02c": "c2",
     "#7b3294": "kind3",
 }
-_COLOUR = re.compile(r"\b(fill|stroke): (#[0-9a-f]{6})\b")
 
 
 def use_page_colours(svg: str) -> str:
@@ -150,7 +146,7 @@ def use_page_colours(svg: str) -> str:
     # Black text and markers have no explicit colour.
     caps = "stroke-linecap: butt"
     svg = svg.replace(caps, f"{caps}; fill: var(--ink, #000000)", 1)
-    return _COLOUR.sub(variable, svg)
+    return re.sub(r"\b(fill|stroke): (#[0-9a-f]{6})\b", variable, svg)
 
 
 def to_svg(figure: Figure, *, prefix: str, title: str) -> str:

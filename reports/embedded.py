@@ -38,7 +38,6 @@ from .text import (
     settings_text,
 )
 
-_DATA_SCRIPT = re.compile(r'<script type="[a-z/]+" id="data">(.*?)</script>', re.DOTALL)
 _FACTS = (
     "weights_hash", "parameters", "preprocessing", "split", "samples", "sample_hash",
     "weights_metadata", "data_options", "mode", "omega",
@@ -46,8 +45,6 @@ _FACTS = (
 
 MAX_PLACE_VALUES = 100_000
 """Maximum number of values by place on one page, at about 10 bytes each."""
-MAX_DIFFERENCES = 4_000
-"""Maximum number of differences between two rows on one page."""
 _SHARED_STATISTICS = ("value", "error", "std", "min", "max", "median", "spread")
 _STATISTICS = {
     "above": "the part where the output lies above its chord",
@@ -328,7 +325,7 @@ def _differences(rows: Sequence[Row], measures: Collection[str]) -> list[list[li
 
     The number of bases is limited, since there is a text for each pair of rows.
     """
-    bases = min(len(rows), MAX_DIFFERENCES // max(1, len(rows) * len(measures)))
+    bases = min(len(rows), 4_000 // max(1, len(rows) * len(measures)))
     texts = []
     for base in rows[:bases]:
         by_row = []
@@ -366,10 +363,7 @@ def entry_texts(entry: Standing, decimals: int | None) -> tuple[str, str, str, s
 
 
 def _json_number(value: float | None, digits: int = 17) -> float | str | None:
-    """Convert a number to JSON.
-
-    Represent non-finite ones by their JavaScript names.
-    """
+    """Convert a number to JSON. Represent non-finite ones by their JavaScript names."""
     if value is None or math.isfinite(value):
         return value if value is None or digits == 17 else float(f"{value:.{digits}g}")
     if math.isnan(value):
@@ -425,7 +419,8 @@ def to_script(content: Mapping[str, Any]) -> str:
 
 def read_page(path: str | os.PathLike[str]) -> pd.DataFrame:
     """Read the tidy table from a page written by nlbench."""
-    match = _DATA_SCRIPT.search(read_text(Path(path)))
+    script = r'<script type="[a-z/]+" id="data">(.*?)</script>'
+    match = re.search(script, read_text(Path(path)), re.DOTALL)
     if not match:
         raise RequestError(f"{path} contains no scores; expected a page written by nlbench report")
     return unpack(match[1])

@@ -10,12 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nlbench.measure.replicates import (
-    combine,
-    difference_error,
-    standard_error,
-    student_quantile,
-)
+from nlbench.measure.replicates import combine, difference_error, standard_error, student_quantile
 
 from .text import plus_minus
 
@@ -215,9 +210,7 @@ def _known(error: float | None) -> float:
     return math.nan if error is None else error
 
 
-def exceeding(
-    excesses: ArrayLike, degrees: ArrayLike, level: float = LEVEL, sides: int = 2
-) -> NDArray[np.bool_]:
+def exceeding(excesses: ArrayLike, degrees: ArrayLike, level: float = LEVEL) -> NDArray[np.bool_]:
     """Test differences by Holm's method, so that some equal ones differ in 5 % of all families.
 
     Parameters
@@ -226,8 +219,6 @@ def exceeding(
         Differences in standard errors; NaN where unknown, which is never significant.
     degrees : array of the same shape
         Degrees of freedom.
-    sides : {1, 2}
-        1 to count only differences above zero.
 
     References
     ----------
@@ -238,17 +229,15 @@ def exceeding(
     --------
     >>> exceeding([4.0, 2.0, 0.1], [7, 7, 7]).tolist()
     [True, False, False]
-    >>> exceeding([3.0, -3.0], [7, 7], sides=1).tolist()
-    [True, False]
     """
-    sizes = np.abs(excesses) if sides == 2 else np.asarray(excesses)
+    sizes = np.abs(excesses)
     tests = int(np.count_nonzero(~np.isnan(sizes)))
     classes = [each for each in np.unique(degrees) if each > 0]
     significant = np.zeros(sizes.shape, dtype=bool)
     count = -1
     while tests > np.count_nonzero(significant) > count:
         count = int(np.count_nonzero(significant))
-        tail = (1 - level) / sides / (tests - count)
+        tail = (1 - level) / 2 / (tests - count)
         significant[...] = False
         for each in classes:
             significant |= (sizes > _quantile(each, tail)) & (np.asarray(degrees) == each)

@@ -149,10 +149,7 @@ def _caption(rows: Sequence[Row], measures: Measures, ranks: bool, error: bool) 
 
 
 def to_markdown(run: Run, *, ranks: bool = True) -> str:
-    """Convert a run's leaderboard to a Markdown table.
-
-    See `to_latex`.
-    """
+    """Convert a run's leaderboard to a Markdown table. See `to_latex`."""
     rows = leaderboard(read_run(run))
     names, lines = board_texts(rows, ranks=ranks)
     body = [[row.label, *line] for row, line in zip(rows, lines, strict=True)]

@@ -41,15 +41,7 @@ from .panels import (
     short,
 )
 from .population import colour_scale
-from .tables import (
-    Identity,
-    MeasureInfo,
-    NamedRun,
-    Score,
-    Scores,
-    TableSubject,
-    read_run,
-)
+from .tables import Identity, MeasureInfo, NamedRun, Score, Scores, TableSubject, read_run
 from .text import direction
 
 FORMS = ("strip", "signature", "board", "compare", "path")
@@ -83,10 +75,7 @@ class FigureData:
     def of(
         cls, run: Run, names: str | Sequence[str] | None = None, measure: str | None = None
     ) -> FigureData:
-        """Read a run.
-
-        Raise if the measure or a network is unknown.
-        """
+        """Read a run. Raise if the measure or a network is unknown."""
         scores = read_run(run)
         chosen = (names,) if isinstance(names, str) else tuple(names or ())
         drawings = NamedRun(run.name, {}, tuple(run.records)).drawings
@@ -158,10 +147,7 @@ def paper_figure(
     width: str | float = "column",
     format: str = "pdf",
 ) -> NotebookFigure:
-    """Draw a figure in the size at which it stands in a paper.
-
-    See `nlbench.Run.figure`.
-    """
+    """Draw a figure in the size at which it stands in a paper. See `nlbench.Run.figure`."""
     for name, value, known in (("form", form, FORMS), ("format", format, FORMATS)):
         if value not in known:
             raise RequestError(f"{name}: expected {', '.join(known)}, got '{value}'")
@@ -232,10 +218,7 @@ def draw_measure(
 
 
 def _labelled_cells(source: FigureData, name: str) -> LabelledCells:
-    """Return the cells of the chosen subjects with values.
-
-    A subject's index is its colour.
-    """
+    """Return the cells of the chosen subjects with values. A subject's index is its colour."""
     subjects = source.subjects()
     if len(subjects) > MAX_SERIES:
         raise RequestError(f"{len(subjects)} subjects in one figure; expected at most {MAX_SERIES}")
@@ -253,10 +236,7 @@ def _names_height(axes: Axes) -> float:
 
 
 def _board(source: FigureData, figure: Figure) -> float:
-    """Draw networks by measures, as many as fit the width.
-
-    Return the figure's height.
-    """
+    """Draw networks by measures, as many as fit the width. Return the figure's height."""
     directed = compared_measures(source.scores.measures)
     names = [source.measure] if source.measure else directed
     rows = source.rows(names)
@@ -304,10 +284,7 @@ def _difference(
 
 
 def _path(source: FigureData, figure: Figure) -> float:
-    """Draw the outputs along one path.
-
-    Return the figure's height.
-    """
+    """Draw the outputs along one path. Return the figure's height."""
     chosen = [s for s in source.subjects() if s.identity in source.drawings]
     if not chosen:
         raise RequestError("no path was recorded; expected a run with a measure of lines")
@@ -351,19 +328,13 @@ _DRAWINGS: dict[str, Callable[[FigureData, Figure], float]] = {
 
 
 def plot_fingerprint(run: Run, measure: str | None = None, ax: Axes | None = None) -> Figure:
-    """Plot each network as a strip along its depth.
-
-    See `nlbench.Run.fingerprint`.
-    """
+    """Plot each network as a strip along its depth. See `nlbench.Run.fingerprint`."""
     source = FigureData.of(run, measure=measure)
     return _into(ax, partial(_strip, source, axes=ax))
 
 
 def plot_places(run: Run, measure: str, ax: Axes | None = None) -> Figure:
-    """Plot a measure's values by place.
-
-    See `nlbench.Run.plot`.
-    """
+    """Plot a measure's values by place. See `nlbench.Run.plot`."""
     source = FigureData.of(run, measure=measure)
     return _into(ax, partial(draw_measure, source, axes=ax, measure=measure))
 

@@ -9,12 +9,7 @@ from nlbench.errors import one_line
 
 from .agreement import Correlation
 from .estimates import change, exceeding
-from .leaderboard import (
-    Row,
-    compared_measures,
-    is_training,
-    sort_measure,
-)
+from .leaderboard import Row, compared_measures, is_training, sort_measure
 from .population import find_population
 from .remarks import Gap, group_remarks
 from .tables import MeasureInfo, Measures, Score, Scores
@@ -22,7 +17,6 @@ from .text import count, place_text, range_text
 from .training import training_findings, training_runs
 
 _MAX_NAMED = 3
-_MAX_REASON = 120
 _STANDOUT_GAP = 2.0  # as a multiple of the mean gap between the other places
 
 
@@ -93,8 +87,6 @@ _VIEWS = {
 }
 DISAGREE = "disagree: "
 """Part of a sentence on measures that disagree."""
-_DISAGREEMENT = 0.4
-"""Difference of two fractions of reference networks from which two measures disagree."""
 
 
 def _disagreement(fractions: Mapping[str, float], measures: Measures) -> list[str]:
@@ -102,7 +94,7 @@ def _disagreement(fractions: Mapping[str, float], measures: Measures) -> list[st
     if not fractions:
         return []
     low, high = (pick(fractions, key=fractions.__getitem__) for pick in (min, max))
-    if fractions[high] - fractions[low] < _DISAGREEMENT:
+    if fractions[high] - fractions[low] < 0.4:
         return []
     views = [_VIEWS.get(str(measures[name].probe), "") for name in (high, low)]
     start = f"{'The two' if len(fractions) == 2 else f'{high} and {low}'} {DISAGREE}"
@@ -211,7 +203,7 @@ def _missing_sentences(missing: Sequence[Gap]) -> list[str]:
     )
     sentences = []
     for remark in remarks[:_MAX_NAMED]:
-        reason = one_line(remark.text, _MAX_REASON).rstrip(".")
+        reason = one_line(remark.text, 120).rstrip(".")
         verb = "are" if "," in remark.measures else "is"
         sentences.append(
             f"{remark.measures} {verb} {remark.status} for {remark.networks}: {reason}."

@@ -19,7 +19,6 @@ _FIELDS = (
     "value", "error", "low", "high", "least", "greatest", "rank", "tied", "best", "worst",
     "quantile", "n", "over", "status", "reason",
 )  # fmt: skip
-_TEXT_FIELDS = ("over", "status", "reason", "tied")
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,7 @@ class Standing(Score):
 
     @property
     def ranks(self) -> str:
-        """The interval for the rank as text, such as ``1–3``.
-
-        Empty if it is unknown.
-        """
+        """The interval for the rank as text, such as ``1–3``. Empty if it is unknown."""
         if self.best is None or self.worst is None:
             return ""
         return str(self.best) if self.best == self.worst else f"{self.best}–{self.worst}"
@@ -145,10 +141,7 @@ def _step_key(row: Row) -> tuple[Any, ...]:
 
 
 def _members(subjects: Iterable[TableSubject], together: bool) -> list[tuple[TableSubject, ...]]:
-    """Group subjects by network.
-
-    Groups in which a seed occurs more than once are split.
-    """
+    """Group subjects by network. Groups in which a seed occurs more than once are split."""
     groups: dict[object, list[TableSubject]] = {}
     for subject in subjects:
         groups.setdefault(subject.group if together else subject.label, []).append(subject)
@@ -270,6 +263,6 @@ def leaderboard_frame(
         index = pd.MultiIndex.from_tuples(names, names=keys) if rows else None
     frame = pd.DataFrame(cells, index=index, columns=columns, dtype=object)
     for name, field in columns:
-        if field not in _TEXT_FIELDS:
+        if field not in ("over", "status", "reason", "tied"):
             frame[name, field] = pd.to_numeric(frame[name, field])
     return frame

@@ -179,10 +179,7 @@ def _shape(family: pd.DataFrame) -> dict[str, Any]:
         panels.append(
             [omega, fractions, [f"{number(100 * fraction, 1)} %" for fraction in fractions]]
         )
-    return {
-        "layers": [[name, int(units)] for name, (_, units) in layers.items()],
-        "groups": panels,
-    }
+    return {"layers": [[name, int(units)] for name, (_, units) in layers.items()], "groups": panels}
 
 
 def _table(family: pd.DataFrame) -> Table:

@@ -32,10 +32,7 @@ def rank_subjects(
     full: bool = False,
     reference: bool = False,
 ) -> pd.DataFrame:
-    """Rank a run's subjects.
-
-    See `nlbench.Run.leaderboard`.
-    """
+    """Rank a run's subjects. See `nlbench.Run.leaderboard`."""
     if seeds not in ("together", "apart"):
         raise RequestError(f"seeds='{seeds}', expected 'together' or 'apart'")
     scores = read_run(run)

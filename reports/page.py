@@ -27,39 +27,23 @@ from .environment import is_replaceable, render, write_text
 from .exports import latex_table
 from .figures import page_exports
 from .findings import DISAGREE, findings
-from .leaderboard import (
-    CONFIDENCE,
-    Row,
-    is_training,
-    leaderboard,
-    sort_measure,
-)
+from .leaderboard import CONFIDENCE, Row, is_training, leaderboard, sort_measure
 from .linearised import tradeoffs
 from .manifest import manifest_lines
 from .planes import load_planes
 from .population import find_population
-from .remarks import (
-    describe_scope,
-    differences,
-    gap_table,
-    gaps,
-    summary_sentence,
-)
+from .remarks import describe_scope, differences, gap_table, gaps, summary_sentence
 from .signatures import signature_maps
 from .tables import MeasureInfo, Measures, NamedRun, Scores, read_measures
 from .text import ERROR_LEGEND
 from .training import change_table, training_runs
 from .views import bibtex, board_view, card_axis, cite_sentence, heatmaps, strip_fields
 
-_GENERATOR = '<meta name="generator" content="nlbench">'
 _SOURCE = '<meta name="nlbench-source" content="{}">'
-_HEAD_BYTES = 4096
 MAX_BYTES = 5_000_000
 """Approximate maximum size of a page."""
 BYTES_PER_SUBJECT = 500
 BYTES_PER_CELL = 400
-MAX_MANIFEST_LINES = 200
-MAX_LATEX_ROWS = 100
 
 
 def write_page(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Path:
@@ -79,7 +63,7 @@ def is_current_page(runs: Run | Sequence[Run], page: str | os.PathLike[str]) -> 
     try:
         check_is_file(Path(page))
         with Path(page).open("rb") as file:
-            head = file.read(_HEAD_BYTES)
+            head = file.read(4096)
     except (OSError, RequestError):
         return False
     return _SOURCE.format(_source_hash(named_runs(runs))).encode() in head
@@ -99,9 +83,7 @@ def _source_hash(named: Sequence[NamedRun]) -> str:
 
 
 def write_site(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Path:
-    """Write runs as a folder of static pages, an index and one page per run.
-
-    Return the index.
+    """Write runs as a folder of static pages, an index and one page per run. Return the index.
 
     The folder is new, empty, or that of an earlier site, whose pages are replaced.
     """
@@ -137,7 +119,7 @@ def _check_site_folder(folder: Path, pages: Iterable[str]) -> None:
 
 def check_page(path: Path, other: str = "file") -> None:
     """Raise if a path exists and isn't a page that nlbench wrote."""
-    if not is_replaceable(path, _GENERATOR, 'id="data">'):
+    if not is_replaceable(path, '<meta name="generator" content="nlbench">', 'id="data">'):
         raise RequestError(f"{path} was not written by nlbench; choose another {other}")
 
 
@@ -225,7 +207,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         trainings=changed,
         cite=_citation(named, all_rows, measures),
         bibtex=bibtex(named, measures),
-        latex=latex_table(rows, measures) if len(rows) <= MAX_LATEX_ROWS else "",
+        latex=latex_table(rows, measures) if len(rows) <= 100 else "",
         error_legend=ERROR_LEGEND,
         left_out=[*left_out, *data.left_out()],
         confidence=content["confidence"],
@@ -236,7 +218,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         tradeoffs=linearised,
         gaps=gap_table(missing),
         manifest_lines=manifest_lines,
-        max_lines=MAX_MANIFEST_LINES,
+        max_lines=200,
         data=Markup(to_script(content)),
         **board_view(data, content, measures, rows),
     )

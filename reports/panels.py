@@ -30,16 +30,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito, "Color Universal Design", 2008, with grey instead of yellow, which is invisible on
 # white. Markers and dashes also distinguish the series without colour.
-_COLORS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#000000",
-    "#E69F00",
-    "#56B4E9",
-    "#777777",
-)
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#777777")
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "<")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
 _QUIET = "#777777"
@@ -54,38 +45,12 @@ MAX_NAMES = 24
 _MAX_NAME_LENGTH = 36
 _MAX_CAPS = 40  # with more error bars, the caps blur and make up half of the file
 _STRIP_HEIGHT = 0.74
-_GAP = 0.12
-"""Fraction of a strip's cell that is left empty, if there are few."""
 LabelledCells = Mapping[int, tuple[str, Score]]
 """Label and cell of each subject, keyed by the subject's index, which determines its colour."""
 
 
-def ecdf(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Compute the empirical distribution function of finite values (n,), at least one.
-
-    Returns
-    -------
-    x, fraction : array of shape (m,)
-        The distinct values in increasing order, and the fraction of the values that are at most x.
-
-    Examples
-    --------
-    >>> x, fraction = ecdf([2.0, 1.0, 2.0, 5.0])
-    >>> x.tolist(), fraction.tolist()
-    ([1.0, 2.0, 5.0], [0.25, 0.75, 1.0])
-    """
-    numbers = np.asarray(values, dtype=np.float64).ravel()
-    if numbers.size == 0 or not np.isfinite(numbers).all():
-        raise RequestError(f"expected at least one value, all finite; got {numbers}")
-    x, times = np.unique(numbers, return_counts=True)
-    return x, np.cumsum(times) / numbers.size
-
-
 def draw_signature(axes: Axes, cells: LabelledCells, info: MeasureInfo) -> str:
-    """Plot one marker per site and subject with its interval.
-
-    Return the measure's axis.
-    """
+    """Plot one marker per site and subject with its interval. Return the measure's axis."""
     hollow: Counter[int] = Counter()
     for index, (label, cell) in cells.items():
         depth = np.arange(1, len(cell.places) + 1)
@@ -134,23 +99,17 @@ def _reach(values: ArrayLike, intervals: Sequence[tuple[float, float]]) -> NDArr
 
 
 def draw_distribution(axes: Axes, cells: LabelledCells, info: MeasureInfo) -> str:
-    """Plot one step function per subject.
-
-    Return the axis that shows the measure.
-    """
+    """Plot one step function per subject. Return the axis that shows the measure."""
     all_values: list[float] = []
     for index, (label, cell) in cells.items():
         values = cell.place_values.tolist()
         if not values:
             continue
         all_values += values
-        x, fraction = ecdf(values)
         total = len(cell.places)
         paths = count(total, "path") if len(values) == total else f"{len(values)} of {total} paths"
-        axes.step(
-            [x[0], *x],
-            [0.0, *fraction],
-            where="post",
+        axes.ecdf(
+            values,
             color=_COLORS[index],
             linestyle=_DASHES[index % len(_DASHES)],
             linewidth=1.5,
@@ -173,10 +132,7 @@ def _use_log_scale(axes: Axes, values: Sequence[float]) -> None:
 
 
 def draw_bars(axes: Axes, cells: LabelledCells, info: MeasureInfo) -> str:
-    """Plot one bar per place and subject.
-
-    Return the axis that shows the measure.
-    """
+    """Plot one bar per place and subject. Return the axis that shows the measure."""
     width = 0.8 / len(cells)
     for position, (index, (label, cell)) in enumerate(cells.items()):
         offset = (position - (len(cells) - 1) / 2) * width
@@ -203,7 +159,8 @@ def draw_strips(axes: Axes, strips: Sequence[tuple[str, Score]], scale: Scale) -
     """
     for row, (_, cell) in enumerate(strips):
         width = 1 / max(1, len(cell.places))
-        gap = _GAP * width if len(cell.places) <= MAX_NAMES else 0.0
+        # Fraction of a strip's cell that is left empty, if there are few.
+        gap = 0.12 * width if len(cell.places) <= MAX_NAMES else 0.0
         boxes: dict[int, list[Path]] = {}
         for site, place in enumerate(cell.places):
             name = scale.level(place.value)

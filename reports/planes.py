@@ -31,8 +31,6 @@ PANELS = 3
 """Number of groups of layers drawn next to the picture of all layers."""
 
 MAX_PICTURE_BYTES = 2**24
-MAX_PICTURE_PIXELS = 2**24
-"""Limits for a picture on a page; `draw_plane` draws at most 1.2 million pixels."""
 
 _DESCRIPTION = "Description"
 """PNG keyword for the caption."""
@@ -66,7 +64,8 @@ def _read_picture(file: Path) -> tuple[bytes, str]:
     content = file.read_bytes()
     # The header, whose first entry has the size, precedes everything else in a PNG file.
     width, height = (int.from_bytes(content[start : start + 4], "big") for start in (16, 20))
-    if width * height > MAX_PICTURE_PIXELS:
+    # Limits for a picture on a page; `draw_plane` draws at most 1.2 million pixels.
+    if width * height > 2**24:
         raise ValueError(f"it has {width} × {height} pixels")
     with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
         image.verify()

@@ -130,5 +130,4 @@ def find_population(measure: str, info: MeasureInfo) -> Population | None:
 def _load() -> Mapping[str, Any]:
     if not FILE.is_file():
         return {}
-    content: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return content
+    return json.loads(FILE.read_text(encoding="utf-8"))

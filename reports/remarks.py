@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nlbench.errors import enumerate_names
 from nlbench.parsers import unique
 
 from .environment import Table
@@ -15,7 +16,6 @@ from .manifest import iter_settings
 from .tables import Measures, NamedRun, Scores
 from .text import count
 
-_MAX_NAMES_SHOWN = 6
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?![\w])")
 
 
@@ -139,7 +139,7 @@ def differences(runs: Sequence[NamedRun]) -> Table | None:
         for name, value in settings.items():
             facts.setdefault(name, {}).setdefault(str(value), []).append(run.name)
     rows = [
-        ("" if place else name, value, _enumerate(names))
+        ("" if place else name, value, enumerate_names(names))
         for name, values in facts.items()
         if len(values) > 1 or name in mixed
         for place, (value, names) in enumerate(values.items())
@@ -148,10 +148,7 @@ def differences(runs: Sequence[NamedRun]) -> Table | None:
 
 
 def list_gpus(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the GPU models used by a run.
-
-    Their rounding may differ.
-    """
+    """Return the GPU models used by a run. Their rounding may differ."""
     known = [manifest.get("environment") or {}, *(manifest.get("environments") or [])]
     return unique(str(e["device_name"]) for e in known if e.get("capability"))
 
@@ -170,7 +167,7 @@ def gaps(runs: Sequence[NamedRun], scores: Scores) -> list[Gap]:
             if place.status != "ok":
                 grouped.setdefault((place.status, place.reason), []).append(place.name)
         for (status, reason), places in grouped.items():
-            partial.append(Gap(subject.label, name, _enumerate(places), status, reason))
+            partial.append(Gap(subject.label, name, enumerate_names(places), status, reason))
     return missing + partial
 
 
@@ -180,11 +177,5 @@ def gap_table(missing: Iterable[Gap]) -> Table:
     for gap in missing:
         key = (gap.measure, gap.where or "the whole network", gap.status, gap.reason)
         grouped.setdefault(key, []).append(gap.subject)
-    rows = [(key[0], _enumerate(subjects), *key[1:]) for key, subjects in grouped.items()]
+    rows = [(key[0], enumerate_names(subjects), *key[1:]) for key, subjects in grouped.items()]
     return Table(("measure", "network", "where", "status", "reason"), tuple(rows))
-
-
-def _enumerate(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MAX_NAMES_SHOWN])
-    more = len(names) - _MAX_NAMES_SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown

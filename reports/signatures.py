@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nlbench.store.signature import dtw_distances
+
 from .leaderboard import Row
 from .tables import Scores
 
@@ -33,48 +35,6 @@ class SignatureComparison:
     distances: NDArray[np.float64]
     merges: NDArray[np.float64]
     order: tuple[int, ...]
-
-
-def dtw_distances(signatures: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """Compute the dynamic-time-warping distance (n, n) between all pairs of signatures (d_i,).
-
-    This is the square root of the minimum sum of squared differences over all monotone alignments,
-    as in `nlbench.Signature.dtw`, but for all pairs at once.
-
-    References
-    ----------
-    H. Sakoe, S. Chiba, "Dynamic programming algorithm optimization for spoken word
-    recognition", IEEE Transactions on Acoustics, Speech, and Signal Processing 26, 1978.
-
-    Examples
-    --------
-    >>> dtw_distances([[0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 3.0]]).tolist()
-    [[0.0, 0.0, 2.0], [0.0, 0.0, 2.23606797749979], [2.0, 2.23606797749979, 0.0]]
-    """
-    values = [np.asarray(signature, dtype=np.float64) for signature in signatures]
-    lengths = np.array([len(signature) for signature in values])
-    n = len(values)
-    longest = int(lengths.max(initial=1))
-    # Entries of the recursion depend only on earlier ones, so padding changes nothing: each pair's
-    # distance is read at the ends of its two signatures.
-    padded = np.zeros((n, longest))
-    for position, signature in enumerate(values):
-        padded[position, : len(signature)] = signature
-    first, second = np.triu_indices(n, 1)
-    squares = np.zeros(len(first))
-    previous = np.full((longest + 1, len(first)), np.inf)
-    previous[0] = 0.0
-    for i in range(longest):
-        row = np.full_like(previous, np.inf)
-        for j in range(longest):
-            step = (padded[first, i] - padded[second, j]) ** 2
-            row[j + 1] = step + np.minimum(np.minimum(previous[j], previous[j + 1]), row[j])
-        ends = np.nonzero(lengths[first] == i + 1)[0]
-        squares[ends] = row[lengths[second[ends]], ends]
-        previous = row
-    distances = np.zeros((n, n))
-    distances[first, second] = distances[second, first] = np.sqrt(squares)
-    return distances
 
 
 def compare_signatures(signatures: Sequence[ArrayLike]) -> SignatureComparison:

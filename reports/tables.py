@@ -298,10 +298,7 @@ class TableSubject:
 
     @property
     def weights_text(self) -> str:
-        """Name of the weights without the seed.
-
-        For a checkpoint, its training run and step.
-        """
+        """Name of the weights without the seed. For a checkpoint, its training run and step."""
         if self.checkpoint is None:
             return self.group[2]
         training = self.checkpoint.training

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .tables import MeasureInfo
 
 _SMALLEST_WITH_ERROR = 1e-5  # smaller values and errors have a common exponent
-_MAX_PERCENT_DECIMALS = 8
 ERROR_LEGEND = "± is how much a value would change with other samples of the same distribution"
 SIGNIFICANT = 4
 LARGEST_PLAIN, SMALLEST_PLAIN = 1e7, 1e-3  # numbers outside this range are shown with an exponent
@@ -162,7 +161,7 @@ def percentage(fraction: float, error: float = math.nan) -> str:
     if math.isinf(percent) or abs(percent) >= LARGEST_PLAIN:
         return f"{number(percent)} %"
     resolution = 100 * error if error > 0 else abs(percent) / 5
-    decimals = min(error_decimals(resolution), _MAX_PERCENT_DECIMALS) if resolution else 0
+    decimals = min(error_decimals(resolution), 8) if resolution else 0
     shown = percent if round(percent, decimals) else 0.0
     return f"{number(shown, decimals, signed=True)} %"
 
@@ -176,10 +175,6 @@ def _exponent(value: float, error: float, signed: bool) -> str:
     decimals = error_decimals(error / scale)
     texts = number(value / scale, decimals, signed=signed), number(error / scale, decimals)
     return f"({texts[0]} ± {texts[1]})e{power:+03d}".replace("e-", "e−")
-
-
-MAX_RANGE_DECIMALS = 4
-"""Digits after the decimal point up to which the ends of a range have no exponent."""
 
 
 def range_text(values: Iterable[float], error: float = math.nan) -> str:
@@ -204,7 +199,8 @@ def range_text(values: Iterable[float], error: float = math.nan) -> str:
         known = error_decimals(error) if math.isfinite(error) and error > 0 else decimals
         if known < decimals and number(low, known) != number(high, known):
             decimals = known
-        while decimals < MAX_RANGE_DECIMALS and any(v and not round(v, decimals) for v in finite):
+        # Digits after the decimal point up to which the ends of a range have no exponent.
+        while decimals < 4 and any(v and not round(v, decimals) for v in finite):
             decimals += 1
     ends = number(low, decimals), number(high, decimals)
     if ends[0] == ends[1]:
@@ -239,7 +235,7 @@ def place_text(name: str) -> str:
     return name if any(map(str.isalpha, name)) else f"activation {name}"
 
 
-def functional_calls(where: Mapping[str, str], limit: int = 12) -> str:
+def functional_calls(where: Mapping[str, str]) -> str:
     """Describe where functional calls stand.
 
     Examples
@@ -248,8 +244,8 @@ def functional_calls(where: Mapping[str, str], limit: int = 12) -> str:
     'functional calls: relu at my_net.py:11, after conv1; relu:1 at my_net.py:12'
     """
     calls = [f"{site} at {place}" for site, place in where.items()]
-    more = f"; and {len(calls) - limit} more" if len(calls) > limit else ""
-    return f"functional calls: {'; '.join(calls[:limit])}{more}"
+    more = f"; and {len(calls) - 12} more" if len(calls) > 12 else ""
+    return f"functional calls: {'; '.join(calls[:12])}{more}"
 
 
 def value_text(entry: Standing, info: MeasureInfo) -> str:
@@ -295,9 +291,7 @@ def direction(more_means: str, scale: str = "") -> str:
 
 
 def bounds_text(bounds: Sequence[float | None]) -> str:
-    """Format the bounds of a measure.
-
-    None means unbounded.
+    """Format the bounds of a measure. None means unbounded.
 
     Examples
     --------

@@ -13,8 +13,6 @@ from .leaderboard import Row, compared_measures, is_training
 from .tables import Score, Scores, mean_score
 from .text import place_text
 
-_MAX_PLACES = 3
-
 
 @dataclass(frozen=True)
 class TrainingRun:
@@ -107,7 +105,7 @@ def change_table(changes: Mapping[str, Difference]) -> Table:
     head = ("measure", "place", "from", "to", "difference", "changed")
     rows = []
     for measure, difference in changes.items():
-        for d in (difference, *most_changed(difference)[:_MAX_PLACES]):
+        for d in (difference, *most_changed(difference)[:3]):
             name = "" if d.place else measure
             texts = (d.first.text, d.second.text, d.estimate.text, d.verdict)
             rows.append((name, d.place or "whole network", *texts))

@@ -21,8 +21,6 @@ from .text import number, range_text, short_decimals
 
 _WIDTH = 300.0
 _MARGIN = 12.0
-_DARK_LEVELS = "6789"
-_MAX_DRAWN_PLACES = 60
 
 
 def strip_fields(cell: Score, colours: Scale | None) -> list[dict[str, Any]]:
@@ -36,7 +34,7 @@ def strip_fields(cell: Score, colours: Scale | None) -> list[dict[str, Any]]:
                 "label": ".".join(place.name.split(".")[-2:]),
                 "text": place.status if level == "x" else number(place.value, decimals),
                 "level": f"q{level}",
-                "dark": level in _DARK_LEVELS,
+                "dark": level in "6789",
                 "remark": place.reason or f"{place.name}: {place.text}",
             }
         )
@@ -55,7 +53,7 @@ def card_axis(row: Row, measure: str, info: MeasureInfo) -> dict[str, Any]:
     sense = info.sense
     others = [] if population is None else list(population.values)
     affine = math.nan if population is None else population.affine
-    shown = places if len(places) <= _MAX_DRAWN_PLACES else []
+    shown = places if len(places) <= 60 else []
     ends = [v for v in (entry.low, entry.high) if math.isfinite(v)]
     finite = [v for v in (entry.value, *ends, affine, *others, *shown) if math.isfinite(v)]
     low = min(finite)

@@ -158,9 +158,7 @@ def add_accuracy(networks: pd.DataFrame) -> pd.DataFrame:
 
 
 def pearson(x: Sequence[float] | pd.Series, y: Sequence[float] | pd.Series) -> Correlation:
-    """Compute Pearson's correlation with an interval.
-
-    It is NaN for fewer than three pairs.
+    """Compute Pearson's correlation with an interval. It is NaN for fewer than three pairs.
 
     Examples
     --------

@@ -19,8 +19,6 @@ from .shared.site_scores import AFFINITY
 
 MAX_MEAN = 20
 POINTS = 1000
-GRIDS = {"full": (20, (1, 2, 4)), "quick": (5, (4,))}
-"""Number of means, and the standard deviations, in full and quick studies."""
 SHAPES = ("relu", "tanh", "sigmoid")
 CENTRED_WIDTHS = (1, 4, 16)
 NONLINEAR_BELOW = 0.9
@@ -39,7 +37,8 @@ class Activations(Study):
 
     def measure(self, context: Context) -> Runs:
         """Measure affinity by mean and width, and again with the published absolute ridge."""
-        count, widths = GRIDS["quick" if context.quick else "full"]
+        # Number of means, and the standard deviations, in full and quick studies.
+        count, widths = (5, (4,)) if context.quick else (20, (1, 2, 4))
         means = np.linspace(-MAX_MEAN, MAX_MEAN, count)
         request = Request(
             ("affinity",),

@@ -29,7 +29,6 @@ SIZES = {
 }
 """Number of parameters, and mean absolute error of the log drag on test airfoils, from the README
 of NeuralFoil 0.3.3."""
-QUICK_SIZES = ("xxsmall", "medium", "xxlarge")
 
 MEASURES = (
     "affinity",
@@ -65,7 +64,7 @@ class Airfoils(Study):
 
     def measure(self, context: Context) -> Runs:
         """Measure the networks with trained and with initial weights."""
-        sizes = QUICK_SIZES if context.quick else SIZES
+        sizes = ("xxsmall", "medium", "xxlarge") if context.quick else SIZES
         models = tuple(f"zoo/neuralfoil-{size}" for size in sizes)
         seeds = context.seeds_or(3)
         # The outputs are not class logits.

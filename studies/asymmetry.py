@@ -20,8 +20,6 @@ POINTS = 2000
 LAST_STEPS = (4.9, 4.99)
 """Additional steps where almost no input is positive."""
 MIN_ASYMMETRY = 0.1
-MAX_INDEPENDENT_SCORE = 0.1
-"""Maximum score that counts as 0."""
 
 
 class Asymmetry(Study):
@@ -122,7 +120,7 @@ def _independent_verdict(run: Run) -> Verdict:
         "The score of independent inputs and outputs is 0",
         "0",
         f"{affinity:.3f}, R² {r2:.3f}",
-        within(affinity, 0, MAX_INDEPENDENT_SCORE),
+        within(affinity, 0, 0.1),
         f"{POINTS:,} normally distributed inputs; each output is the input of another sample: the "
         "score compares the distributions of inputs and outputs, not how samples are paired",
     )

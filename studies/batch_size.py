@@ -85,7 +85,7 @@ class BatchSize(Study):
             {"Signature by batch size": _figure(table, noise)},
             [
                 "The paper: VGG16 on CIFAR-10, batches of 128 to 1,024. Here: vgg8, the same "
-                f"{largest:,} training samples cut into batches; draws: {scores.draw.nunique()}.",
+                f"{largest:,} training samples cut into batches; draws: {scores.draw.nunique()}."
             ],
         )
 

@@ -30,18 +30,11 @@ ATTACK = 0.1
 ATTACK_STEPS = 10
 EPOCHS = 20
 GROWING_EPOCHS = 10
-INTERVAL = 2
-"""Epochs between measurements."""
 HIDDEN_UNITS = 128
 BATCH_SIZE = 64
 LEARNING_RATE = 3e-3
 SAMPLES = 256
-MEASURES = {
-    "local-linearity": "value",
-    "nlc": "value",
-    "absdev": "over_range",
-    "affinity": "value",
-}
+MEASURES = {"local-linearity": "value", "nlc": "value", "absdev": "over_range", "affinity": "value"}
 """Measures, and their statistics that are compared. Affinity is turned into 1 - affinity."""
 NAMES = {
     "local-linearity": "The departure from the tangent",
@@ -64,7 +57,7 @@ class CatastrophicOverfitting(Study):
     question = "Do measures of nonlinearity jump where adversarial training with FGSM collapses?"
     source = Source(
         "M. Andriushchenko, N. Flammarion. Understanding and Improving Fast Adversarial Training. "
-        "NeurIPS, 2020; the claim as worded in the abstract",
+        "NeurIPS, 2020; the claim as worded in the abstract"
     )
     needs = "digits; trains 16 small networks"
     minutes = 4.0
@@ -171,7 +164,7 @@ def train_with_fgsm(
             loss = nn.functional.cross_entropy(model(attacked), labels[rows])
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        if epoch % INTERVAL == 0:
+        if epoch % 2 == 0:
             yield epoch, copy.deepcopy(model)
 
 

@@ -17,13 +17,7 @@ from nlbench.store.run import Run
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
 from .framework.trends import SIGNIFICANCE, mean_correlation
-from .framework.verdicts import (
-    Decision,
-    all_hold,
-    correlates_weakly,
-    in_most_networks,
-    mean_near,
-)
+from .framework.verdicts import Decision, all_hold, correlates_weakly, in_most_networks, mean_near
 from .shared.classifiers import (
     CLASSIFIERS,
     classifier_remarks,
@@ -102,7 +96,6 @@ PERMUTATIONS = 2000
 
 
 ZOO = ("efficientnet-lite0", "mtcnn-rnet", "mtcnn-onet", "crepe-tiny", "minilm-l6", "smollm2-135m")
-QUICK_ZOO = ZOO[1:3]
 
 
 class Correlations(Study):
@@ -123,7 +116,7 @@ class Correlations(Study):
             "digits": measure_networks(
                 context, seeds_by_model(context), measures=measures, part="digits"
             ),
-            **measure_zoo(context, QUICK_ZOO if context.quick else ZOO, measures),
+            **measure_zoo(context, ZOO[1:3] if context.quick else ZOO, measures),
         }
 
     def analyse(self, runs: Runs) -> Findings:

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from nlbench.parsers import unique
-from nlbench.reports.signatures import dtw_distances
+from nlbench.store.signature import dtw_distances
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
@@ -76,7 +76,7 @@ class Datasets(Study):
             {"How far other data move a signature": _figure(moved)},
             [
                 "Small networks trained on digits, and synthetic pictures in place of CIFAR; "
-                "the published distances are for 33 networks of other depths, trained on ImageNet.",
+                "the published distances are for 33 networks of other depths, trained on ImageNet."
             ],
         )
 

@@ -19,8 +19,6 @@ TWINS = {name: f"ladders/twin-{name}" for name in ("plain", "doubled", "cancelli
 TRAINED = "vgg8, trained"
 EXACT = {"lines.method": "exact"}
 STEPS = (1000, 10_000)
-QUICK_STEPS = (50, 200)
-"""Numbers of steps per segment for uniform sampling."""
 MIN_MISSED = 0.01
 
 
@@ -64,7 +62,7 @@ class Definitions(Study):
             },
         )
         runs = {"twins": context.run(twins, "twins"), "vgg8": context.run(trained, "vgg8")}
-        for steps in QUICK_STEPS if context.quick else STEPS:
+        for steps in (50, 200) if context.quick else STEPS:
             sampling: dict[str, str | int] = {"lines.method": "sampling", "lines.resolution": steps}
             request = replace(
                 trained, measures=("density",), settings={**trained.settings, **sampling}

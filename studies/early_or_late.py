@@ -37,8 +37,6 @@ from .shared.linearised_networks import (
 
 MODEL = "vgg8"
 DATA = "digits"
-RANDOM_FRACTIONS = (0.2, 0.4, 0.6)
-"""Fractions of linear units in the random control."""
 MIN_GAP = 0.01
 """Minimum difference in accuracy that counts as a gap."""
 MIN_LINEAR_LOSS = 0.05
@@ -77,7 +75,7 @@ class EarlyOrLate(Study):
         ]
         checkpoints += [linear_floor(context, MODEL, seed) for seed in context.seeds_or(5)]
         if not context.quick:
-            for fraction in RANDOM_FRACTIONS:
+            for fraction in (0.2, 0.4, 0.6):
                 changes: dict[str, Any] = {"name": f"random{fraction:g}", "random_share": fraction}
                 for seed in context.seeds_or(5):
                     original = original_network(context, MODEL, seed)

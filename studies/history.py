@@ -42,11 +42,7 @@ COLUMNS = (
 def signature_statistics(run: Run) -> pd.DataFrame:
     """Compute statistics of each classifier's signature, with its year, family and group."""
     rows = [
-        {
-            "network": model,
-            **vars(CLASSIFIERS[str(model)]),
-            **summarise_scores(values),
-        }
+        {"network": model, **vars(CLASSIFIERS[str(model)]), **summarise_scores(values)}
         for model, values in signatures(site_scores(run), "model")
         if model in CLASSIFIERS
     ]

@@ -63,8 +63,6 @@ IMAGES = 4
 segments around each."""
 QUICK_SAMPLES = 128
 QUICK_PAIRS = 2
-REPEATED_LADDERS = ("relu", "residual", "sine")
-REPEATED_SEEDS = (0, 1, 2, 3)
 BATCHES = {f"{probe}.batch": 32 for probe in ("sites", "function", "outputs", "graph")}
 MIN_TRAIN_ACCURACY = 0.95
 """Minimum training accuracy for the labels to count as learned."""
@@ -114,9 +112,9 @@ class Measures(Study):
         if not context.quick:
             # A run of a single measure includes all costs of that measure.
             alone = replace(context, execution=ExecutionOptions(threads=1))
-            for ladder in REPEATED_LADDERS:
+            for ladder in ("relu", "residual", "sine"):
                 for measure in names:
-                    (fields,) = build_requests(context, LADDERS[ladder], REPEATED_SEEDS)
+                    (fields,) = build_requests(context, LADDERS[ladder], (0, 1, 2, 3))
                     family = LADDERS[ladder].data.partition("/")[0]
                     settings = {**fields["settings"], f"{family}.seed": 1}
                     fields |= {"settings": applicable(settings, (measure,), fields["data"][0])}

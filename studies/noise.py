@@ -73,11 +73,7 @@ class Noise(ClosedPaths):
 
 
 def is_lower(
-    claim: str,
-    published: str,
-    by_network: pd.Series,
-    lower: Sequence[str],
-    higher: Sequence[str],
+    claim: str, published: str, by_network: pd.Series, lower: Sequence[str], higher: Sequence[str]
 ) -> Verdict:
     """Test whether all networks of some settings have a lower median than those of others."""
     lower_values = [value for name in lower for value in by_network[name]]

@@ -31,8 +31,6 @@ KINDS = {
 }
 NOISE_LEVEL = 0.4
 SEPARATING_FRACTION = 0.9
-MAX_UNIFORM_SPREAD = 0.5
-"""Maximum relative spread over random paths, as a fraction of closed ones, to count as uniform."""
 
 
 class Paths(Study):
@@ -101,7 +99,7 @@ def _is_uniform(spreads: Mapping[tuple[str, str], pd.Series[float]]) -> Verdict:
         "Far from the data both measures are almost equal on all paths",
         "almost uniform",
         "; ".join(ours),
-        mean_below(ratios.max(axis=1), MAX_UNIFORM_SPREAD),
+        mean_below(ratios.max(axis=1), 0.5),
         "taken to mean that each measure is nearly constant across paths: agrees if the standard "
         "deviation over paths divided by the mean is less than half of that on closed paths for "
         "the less constant measure, by the 95% t interval over networks",

@@ -52,10 +52,7 @@ class Pooling(Study):
         seeds = context.seeds_or(3)
         runs = {}
         for reduction in REDUCTIONS:
-            settings = {
-                **one_batch(SAMPLES, "ledoit-wolf"),
-                "sites.reduction": reduction,
-            }
+            settings = {**one_batch(SAMPLES, "ledoit-wolf"), "sites.reduction": reduction}
             for channels in (MANY_CHANNELS, FEW_CHANNELS):
                 request = Request(
                     ("affinity",),

@@ -185,10 +185,7 @@ def _networks(context: Context, task: str) -> dict[str, list[Path]]:
 def _request_network(
     context: Context, task: str, model: str, level: int, decay: float, repeat: int
 ) -> Path:
-    """Request a network.
-
-    Each fraction of wrong labels has seeds of its own.
-    """
+    """Request a network. Each fraction of wrong labels has seeds of its own."""
     settings = TASKS[task]
     noise = NOISES[level]
     return context.request_training(

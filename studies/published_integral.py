@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from nlbench.probes.lines import SegmentEstimate
 
 
-MIN_SEGMENTS = 20
-"""Minimum number of segments needed to detect a different order."""
-
-
 def integral_as_published(t: Tensor, values: Tensor, length: float) -> Tensor:
     r"""Integrate the distance to the chord as in published code, which differs from the deviation.
 
@@ -193,6 +189,7 @@ class PublishedIntegral(Study):
         ]
         size = f"{len(table)} segments"
         mean_lost = float(np.mean(lost))
+        # Minimum number of segments needed to detect a different order.
         verdicts = [
             Verdict(
                 "Published code returns several times the deviation as defined",
@@ -208,7 +205,7 @@ class PublishedIntegral(Study):
                 "It ranks segments differently",
                 "another ranking",
                 f"Kendall's τ = {order.text}, {size}",
-                True if order.value < 1 else None if len(table) < MIN_SEGMENTS else False,
+                True if order.value < 1 else None if len(table) < 20 else False,
                 "τ = 1 means the same order; undecided for few segments",
             ),
             Verdict(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SOURCE = Source(
     citation="Q. Bouniot, I. Redko, A. Mallasto, C. Laclau, O. Struckmeier, K. Arndt, "
     "M. Heinonen, V. Kyrki, S. Kaski. From Alexnet to Transformers: Measuring the Non-linearity "
-    "of Deep Neural Networks with Affine Optimal Transport. CVPR, 2025, and its published code.",
+    "of Deep Neural Networks with Affine Optimal Transport. CVPR, 2025, and its published code."
 )
 
 
@@ -84,8 +84,7 @@ def _root(matrix: Tensor, routine: str) -> Tensor:
 
     if routine == "svd":
         left, values, right = torch.linalg.svd(matrix)
-        root: Tensor = (left * values.sqrt()) @ right
-        return root
+        return (left * values.sqrt()) @ right
     values, vectors = torch.linalg.eigh(matrix)
     root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
     return root

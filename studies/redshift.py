@@ -71,7 +71,7 @@ class Redshift(Study):
     question = "Do larger weights make random networks more nonlinear, and tanh more than ReLU?"
     source = Source(
         citation="Q. Bouniot et al. Understanding deep neural networks through the lens of their "
-        "non-linearity. 2023, slides; the networks of D. Teney et al., Neural Redshift, CVPR 2024.",
+        "non-linearity. 2023, slides; the networks of D. Teney et al., Neural Redshift, CVPR 2024."
     )
     needs = "nothing"
     minutes = 0.3

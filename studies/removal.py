@@ -28,7 +28,6 @@ SITE_MEASURES = (
 LESS_NONLINEAR = ("affinity", "r2", "cka", "linear-units")
 SCALE_FREE = ("affinity", "r2", "cka")
 SAMPLES = 512
-MASKS_OMEGA = 0.001
 
 LABELS = {
     "activation-state": "activation-state entropy (EASIER)",
@@ -151,7 +150,7 @@ def _request_masked_network(context: Context, key: tuple[str, int], start: Path)
     epochs = 1 if context.quick else 6
     return context.request_training(
         TASKS[task], task, "post-training", seed, weights=str(start),
-        name=f"masks{epochs}", epochs=epochs, omega=MASKS_OMEGA,
+        name=f"masks{epochs}", epochs=epochs, omega=0.001,
     )  # fmt: skip
 
 
@@ -191,10 +190,7 @@ def _places(run: Run, measure: str, file: str = "", statistic: str = "value") ->
 def _criteria(
     runs: Mapping[str, Run], task: str, seed: int, file: str
 ) -> dict[str, dict[str, float]]:
-    """Return every criterion for the calls of a network.
-
-    Larger values predict larger costs.
-    """
+    """Return every criterion for the calls of a network. Larger values predict larger costs."""
     measured = runs[f"criteria-{task}"]
     table = {name: _places(measured, name, file) for name in (*SITE_MEASURES, "substitution")}
     table["identity"] = _places(measured, "substitution", file, "identity")

@@ -180,11 +180,7 @@ class SecretlyLinear(Study):
         verdicts.append(_spread_is_learned(mlps))
         return Findings(
             verdicts,
-            {
-                "Pairs of blocks whose order by cost differs": pairs,
-                "Blocks": blocks,
-                "MLPs": mlps,
-            },
+            {"Pairs of blocks whose order by cost differs": pairs, "Blocks": blocks, "MLPs": mlps},
             {"Linearity and cost of blocks, trained": _figure(trained)},
             _remarks(runs),
             headline=[_headline(str(label), pairs) for label in trained.network.unique()],

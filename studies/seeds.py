@@ -122,10 +122,7 @@ class Seeds(Study):
 
 
 def _vgg8_by_recipe(context: Context) -> list[Path]:
-    """Request VGG8s trained by seven recipes.
-
-    Quick studies use the two bundled ones.
-    """
+    """Request VGG8s trained by seven recipes. Quick studies use the two bundled ones."""
     clean, noisy = shipped_networks()
     if context.quick:
         return [clean, noisy]

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from nlbench.subjects.subject import Subject
 
 AMOUNTS = (0, 0.25, 0.5, 0.75, 1)
-QUICK_AMOUNTS = (0, 0.5, 1)
 LINE_MEASURES = ("absdev", "pieces")
 MEASURES = (
     "affinity", "r2", "cka", "linearity", "elementwise-residual", "substitution", "nlc",
@@ -81,10 +80,7 @@ class Plant:
 
     @property
     def problem(self) -> str:
-        """Why the network can't be built.
-
-        Empty if it can.
-        """
+        """Why the network can't be built. Empty if it can."""
         zoo, _, name = self.model.partition("/")
         return MEMBERS[name].problem if zoo == "zoo" else ""
 
@@ -128,10 +124,7 @@ _CREPE_FULL = {
     "substitution,nlc,affine-residual,geometric-complexity": "minutes a cell",
     **_NO_LINES,
 }
-SHIPPED = (
-    Plant("vgg8", "digits"),
-    Plant("vgg8", "digits", "activations", omitted=_NO_LINES),
-)
+SHIPPED = (Plant("vgg8", "digits"), Plant("vgg8", "digits", "activations", omitted=_NO_LINES))
 PLANTS = (
     *SHIPPED,
     _zoo("neuralfoil-xxsmall"),
@@ -161,7 +154,7 @@ class TrainedLadders(Study):
         for plant in SHIPPED if context.quick else PLANTS:
             if plant.problem:
                 continue
-            ladder = plant.ladder(QUICK_AMOUNTS if context.quick else AMOUNTS)
+            ladder = plant.ladder((0, 0.5, 1) if context.quick else AMOUNTS)
             files = _write_rungs(context, plant, ladder)
             measures = context.measures or plant.measures
             if context.quick:
@@ -198,10 +191,7 @@ class TrainedLadders(Study):
 
 
 def _write_rungs(context: Context, plant: Plant, ladder: Ladder) -> tuple[str, ...]:
-    """Write the checkpoint of each rung unless it exists.
-
-    Return their paths.
-    """
+    """Write the checkpoint of each rung unless it exists. Return their paths."""
     from nlbench.serialization.files import make_folder
     from nlbench.subjects.weights import save_weights
 

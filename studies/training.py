@@ -69,7 +69,7 @@ class Training(Study):
             [
                 "The published figure shows VGG16 on CIFAR10, initialised and trained on ImageNet; "
                 "here VGG16 is only initialised, and smaller networks are trained on digits. "
-                "Before training, batch norm uses the statistics of the samples.",
+                "Before training, batch norm uses the statistics of the samples."
             ],
         )
 

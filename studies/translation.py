@@ -31,10 +31,6 @@ DATA = "number-words"
 # Above the largest penalty all units are linear.
 OMEGAS = (0.00001, 0.00003, 0.0001)
 QUICK_OMEGAS = (0.01,)
-# Enough sentences to learn to translate. Quick studies use fewer and shorter ones, since they spend
-# most of their time on the final translation.
-FULL_DATA = {"train": 2000, "test": 256}
-QUICK_DATA = {"train": 1500, "test": 64, "largest": 9999}
 
 
 class TranslationStudy(Study):
@@ -50,7 +46,11 @@ class TranslationStudy(Study):
     def measure(self, context: Context) -> Runs:
         """Measure a Transformer as trained and linearised under several penalties."""
         weights = []
-        options = QUICK_DATA if context.quick else FULL_DATA
+        # Enough sentences to learn to translate. Quick studies use fewer and shorter ones, since
+        # they spend most of their time on the final translation.
+        options = {"train": 2000, "test": 256}
+        if context.quick:
+            options = {"train": 1500, "test": 64, "largest": 9999}
         for seed in context.seeds_or(5):
             short: dict[str, Any] = (
                 {"name": "quick", "epochs": 3, "warmup_steps": 20} if context.quick else {}

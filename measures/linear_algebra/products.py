@@ -40,8 +40,7 @@ def gram(data: Tensor) -> Tensor:
     """Compute the inner products (r, r) of the columns of data (n, r), float64."""
     if data.shape[1] <= MAX_GENERAL_COLUMNS or not uses_one_core(data):
         return data.T @ data
-    products: Tensor = _Gram.apply(data) if is_differentiated(data) else _Gram.forward(data)
-    return products
+    return _Gram.apply(data) if is_differentiated(data) else _Gram.forward(data)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -114,8 +113,7 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (data,) = ctx.saved_tensors
-        data_gradient: Tensor = data @ (gradient + gradient.T)
-        return data_gradient
+        return data @ (gradient + gradient.T)
 
 
 def _gram_of_array(array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from nlbench.measure.left_out import (
     merge_all_but_one,
 )
 from nlbench.measure.replicates import GROUPS, group_index
+from nlbench.probes.sites.site import Pair, SiteBatch
 
 from .prepared import PreparedSamples, Samples, prepare_batch, prepare_samples
 from .samples import (
@@ -31,9 +32,6 @@ from .samples import (
     unresolved_side,
     varying,
 )
-
-if TYPE_CHECKING:
-    from nlbench.probes.sites.site import Pair, SiteBatch
 
 
 @dataclass(frozen=True)
@@ -140,10 +138,7 @@ class Moments:
             torch.minimum(first.low, second.low),
             torch.maximum(first.high, second.high),
             scatter,
-            (
-                max(self.rounding[0], other.rounding[0]),
-                max(self.rounding[1], other.rounding[1]),
-            ),
+            (max(self.rounding[0], other.rounding[0]), max(self.rounding[1], other.rounding[1])),
         )
 
     @property
@@ -236,10 +231,7 @@ class SamplePairs:
 
     @torch.no_grad()
     def add_samples(self, x: Samples, y: Samples) -> SamplePairs:
-        """Add one batch.
-
-        The tensors are copied.
-        """
+        """Add one batch. The tensors are copied."""
         x, y = prepare_samples(x, "x"), prepare_samples(y, "y")
         count = check_count(x, y, at_least=0)
         widths = (x.shape[1], y.shape[1])

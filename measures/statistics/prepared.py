@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from nlbench.errors import RequestError
+from nlbench.probes.sites.site import Pair
 
 from .samples import (
     EPSILON,
@@ -27,10 +28,6 @@ from .samples import (
     unresolved_side,
     varying,
 )
-
-if TYPE_CHECKING:
-    from nlbench.probes.sites.site import Pair
-
 
 # Range of samples whose fourth powers, as well as those of small differences and sums of many, are
 # normal numbers in float64.
@@ -145,10 +142,7 @@ Samples: TypeAlias = Tensor | PreparedSamples
 
 
 def prepare_samples(samples: Samples, name: str) -> PreparedSamples:
-    """Prepare samples, or return prepared ones unchanged.
-
-    See `as_samples`.
-    """
+    """Prepare samples, or return prepared ones unchanged. See `as_samples`."""
     if isinstance(samples, PreparedSamples):
         return samples
     return PreparedSamples(as_samples(samples, name), _rounding(samples.dtype))

@@ -181,8 +181,7 @@ def _directions(correlation: Tensor, count: int) -> tuple[Tensor, Tensor]:
     vectors to a basis of its range.
     """
     if 2 * count > len(correlation):
-        decomposition: tuple[Tensor, Tensor] = torch.linalg.eigh(correlation)
-        return decomposition
+        return torch.linalg.eigh(correlation)
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(len(correlation), count, generator=generator, dtype=torch.float64)
     basis = torch.linalg.qr(correlation @ vectors.to(correlation)).Q

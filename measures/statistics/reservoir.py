@@ -29,10 +29,7 @@ class Reservoir:
         self.columns: tuple[Tensor, ...] = ()
 
     def add(self, *columns: Tensor, types: Sequence[torch.dtype] = ()) -> None:
-        """Add rows, given as several tensors (n, ...) of equal length.
-
-        `types` are their dtypes.
-        """
+        """Add rows, given as several tensors (n, ...) of equal length. `types` are their dtypes."""
         new = self._random.random(len(columns[0]))
         old = len(self._priorities)
         priorities = np.concatenate([self._priorities, new])

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-if TYPE_CHECKING:
-    from nlbench.probes.function import FunctionBatch
+from nlbench.probes.function import FunctionBatch
 
 SAMPLES = 16
 """Number of samples of a batch whose outputs determine the rounding."""

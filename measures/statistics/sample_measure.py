@@ -29,10 +29,7 @@ class SampleMeasure(Measure):
         """Compute the terms (n,) of one batch, on the CPU."""
 
     def statistics(self, *terms: Tensor) -> Mapping[str, float]:
-        """Compute the statistics from the terms (n,) of all samples.
-
-        By default, the mean.
-        """
+        """Compute the statistics from the terms (n,) of all samples. By default, the mean."""
         return {"value": terms[0].numpy().mean().item()}
 
     def reset(self) -> None:

@@ -50,9 +50,7 @@ def as_samples(values: Tensor, name: str) -> Tensor:
 
 
 def check_samples(values: Tensor, name: str) -> None:
-    """Validate samples (n, d).
-
-    See `as_samples` for the errors.
+    """Validate samples (n, d). See `as_samples` for the errors.
 
     Examples
     --------
@@ -147,10 +145,7 @@ def varying(low: Tensor, high: Tensor, rounding: float = EPSILON) -> Tensor:
 
 
 def varying_columns(samples: Tensor, rounding: float = EPSILON) -> Tensor:
-    """Return a mask (d,) of the columns of an (n, d) tensor that vary.
-
-    See `varying`.
-    """
+    """Return a mask (d,) of the columns of an (n, d) tensor that vary. See `varying`."""
     return varying(samples.detach().amin(0), samples.detach().amax(0), rounding)
 
 

@@ -73,8 +73,7 @@ def optimal_matching(a: Tensor, b: Tensor, *, precision: float) -> Tensor:
     tensor([1, 0])
     """
     match = _Matching.apply if is_differentiated(a, b) else _Matching.forward
-    matching: Tensor = match(a.detach(), b.detach(), precision)
-    return matching
+    return match(a.detach(), b.detach(), precision)
 
 
 class _Matching(torch.autograd.Function):

@@ -63,8 +63,7 @@ def ledoit_wolf_coefficient(data: Tensor, scatter: Tensor, dim: int) -> Tensor:
     if dim == 1 or distance <= 0:
         return torch.zeros_like(norm)
     # The lower limit guards against rounding, the upper one is part of the estimator.
-    coefficient: Tensor = (noise / distance).clamp(0, 1)
-    return coefficient
+    return (noise / distance).clamp(0, 1)
 
 
 def regularized_covariance(
@@ -146,8 +145,7 @@ class _Coordinates(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
         rows, coordinates, basis = ctx.saved_tensors
         if torch.is_grad_enabled():
-            row_gradient: Tensor = _Gradient.apply(gradient, rows, coordinates, basis)
-            return row_gradient
+            return _Gradient.apply(gradient, rows, coordinates, basis)
         row_gradient = gradient @ basis.T
         return row_gradient
 

@@ -59,8 +59,7 @@ def optimal_map(source: Tensor, target: Tensor) -> Tensor:
             [0., 2.]], dtype=torch.float64)
     """
     mapping = _OptimalMap.apply if is_differentiated(source, target) else _OptimalMap.forward
-    matrix: Tensor = mapping(source, target)[0]
-    return matrix
+    return mapping(source, target)[0]
 
 
 class _OptimalMap(torch.autograd.Function):

@@ -267,10 +267,7 @@ def _class_folders(root: Path) -> list[str]:
 
 
 def _list_parents(folder: Path) -> set[Path]:
-    """Return a folder and its parents.
-
-    A link to any of them would form a loop.
-    """
+    """Return a folder and its parents. A link to any of them would form a loop."""
     resolved = folder.resolve()
     return {resolved, *resolved.parents}
 

@@ -27,7 +27,6 @@ LabelledFiles = list[tuple[str, int]]
 
 MAX_FILE_BYTES = 2**30
 _FILES_PER_CHECK = 4096
-_TRAILER_BYTES = 64
 
 
 class ByteImages(TorchDataset[tuple[Tensor, int]]):
@@ -164,12 +163,9 @@ def check_image(path: str | os.PathLike[str]) -> None:
 
 
 def _trailer_contains(path: str | os.PathLike[str], marker: bytes) -> bool:
-    """Return True if a file's last bytes contain `marker`.
-
-    JPEG files may have bytes after it.
-    """
+    """Return True if a file's last bytes contain `marker`. JPEG files may have bytes after it."""
     with Path(path).open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TRAILER_BYTES))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 64))
         return marker in file.read()
 
 
@@ -210,8 +206,7 @@ def read_image(
         antialias=True,
     )
     image = transforms.center_crop(image, [preprocessing.crop])
-    pixels: Tensor = transforms.to_tensor(image)
-    return pixels
+    return transforms.to_tensor(image)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -142,9 +142,7 @@ class SentencePairs:
 
 @dataclass(frozen=True)
 class ParallelText(Dataset):
-    """Sentence pairs for a translation network.
-
-    Both splits are `SentencePairs`.
+    """Sentence pairs for a translation network. Both splits are `SentencePairs`.
 
     Inputs are one integer tensor of shape (n, 2, length), padded with 0: ``[:, 0]`` is the source,
     ``[:, 1]`` the target shifted by one. Labels are the next tokens.

@@ -29,9 +29,7 @@ def _photographs() -> tuple[Image.Image, ...]:
 
 
 def crops(count: int, seed: int, preprocessing: Preprocessing) -> IndexedItems:
-    """Return square crops at random positions and scales.
-
-    The first two are photographs' centres.
+    """Return square crops at random positions and scales. The first two are photographs' centres.
 
     Examples
     --------

@@ -27,10 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _STATISTICS = "mean and standard deviation of the published training images"
-OPTIONS = {
-    "folder": FOLDER,
-    "download": Option(False, "download missing files into the folder"),
-}
+OPTIONS = {"folder": FOLDER, "download": Option(False, "download missing files into the folder")}
 MNIST_OPTIONS = {
     **OPTIONS,
     "size": Option("32", "side in pixels: 28 as published, 32 padded with zeros", ("28", "32")),

@@ -12,9 +12,7 @@ from nlbench.subjects.data import Dataset
 
 @dataclass(frozen=True)
 class RegressionDataset(Dataset):
-    """Points and a target function.
-
-    Both splits are `InMemoryItems`.
+    """Points and a target function. Both splits are `InMemoryItems`.
 
     Parameters
     ----------

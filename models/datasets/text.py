@@ -48,17 +48,11 @@ class Text(Family):
     description = "text/PATH: a text file, folder or glob, tokenized for the model; text/python"
 
     def names(self) -> Sequence[str]:
-        """Return the only text that every machine has.
-
-        Paths can't be listed.
-        """
+        """Return the only text that every machine has. Paths can't be listed."""
         return (STANDARD_LIBRARY,)
 
     def matches(self, pattern: str) -> Sequence[str]:
-        """Return the pattern itself if it matches any file.
-
-        The files form one dataset.
-        """
+        """Return the pattern itself if it matches any file. The files form one dataset."""
         return (pattern,) if _glob(pattern) else ()
 
     def describe(self, name: str) -> str:

@@ -244,10 +244,7 @@ def quiet() -> Iterator[None]:
 
 
 def _class_and_config(folder: Path, config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the class of the model and its configuration.
-
-    Code in the folder isn't run.
-    """
+    """Return the class of the model and its configuration. Code in the folder isn't run."""
     transformers = _transformers()
     name = _architecture(config)
     # Eager attention exposes its softmax as an activation.
@@ -269,8 +266,7 @@ def _network(folder: Path, config: Mapping[str, Any]) -> nn.Module:
     import torch
 
     kind, parsed = _class_and_config(folder, config)
-    network: nn.Module = kind._from_config(parsed, dtype=torch.float32)
-    return network
+    return kind._from_config(parsed, dtype=torch.float32)
 
 
 def _trained_state(
@@ -281,11 +277,7 @@ def _trained_state(
 
     kind, parsed = _class_and_config(folder, config)
     network, loading = kind.from_pretrained(
-        folder,
-        config=parsed,
-        **_LOCAL_ONLY,
-        dtype=torch.float32,
-        output_loading_info=True,
+        folder, config=parsed, **_LOCAL_ONLY, dtype=torch.float32, output_loading_info=True
     )
     missing = sorted(loading["missing_keys"]) + sorted(map(str, loading["mismatched_keys"]))
     if missing:

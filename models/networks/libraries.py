@@ -149,8 +149,7 @@ def _build_torchvision(name: str, in_channels: int, num_classes: int, image_size
     if name in _RENORMALISING:
         # Auxiliary classifiers are for training only, and would make the output a tuple.
         arguments |= {"aux_logits": False, "init_weights": True}
-    built: nn.Module = models.get_model(name, **arguments)
-    return built
+    return models.get_model(name, **arguments)
 
 
 def _patch(name: str) -> int:
@@ -229,14 +228,10 @@ class Timm(_Library):
 
     def names(self) -> Sequence[str]:
         """Return the names of timm's ``list_models``, without the tags of weights."""
-        names: list[str] = _timm().list_models()
-        return names
+        return _timm().list_models()
 
     def load(self, name: str) -> Callable[..., nn.Module]:
-        """Return the function that builds a network.
-
-        ``NAME.TAG`` uses the tag's preprocessing.
-        """
+        """Return the function that builds a network. ``NAME.TAG`` uses the tag's preprocessing."""
         timm = _timm()
         if not timm.is_model(name):
             raise self._unknown(name, timm.list_models())

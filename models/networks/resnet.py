@@ -45,8 +45,7 @@ class OptionABlock(nn.Module):
         y: Tensor = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
         if self.shortcut:
             y = y + self._shortcut(x)
-        activated: Tensor = self.relu2(y)
-        return activated
+        return self.relu2(y)
 
     def _shortcut(self, x: Tensor) -> Tensor:
         if self.stride > 1:
@@ -95,8 +94,7 @@ class ResidualNetwork(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits of shape (batch, classes) for images of shape (batch, channels, h, w)."""
         features = self.pool(self.blocks(self.relu(self.bn(self.stem(images)))))
-        logits: Tensor = self.classifier(torch.flatten(features, 1))
-        return logits
+        return self.classifier(torch.flatten(features, 1))
 
 
 def _declare(
@@ -155,8 +153,7 @@ class FixupBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, inputs, h, w) to (batch, outputs, h / stride, w / stride)."""
-        y: Tensor = self.relu2(self.conv2(self.relu1(self.conv1(x))) + self.shortcut(x))
-        return y
+        return self.relu2(self.conv2(self.relu1(self.conv1(x))) + self.shortcut(x))
 
 
 class ResNet18(nn.Module):
@@ -204,8 +201,7 @@ class ResNet18(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits of shape (batch, classes) for images of shape (batch, channels, h, w)."""
         features = self.pool(self.blocks(self.relu(self.stem(images))))
-        logits: Tensor = self.classifier(torch.flatten(features, 1))
-        return logits
+        return self.classifier(torch.flatten(features, 1))
 
 
 resnet18_w4 = _declare("resnet18_w4", partial(ResNet18, 4), FIXUP, "adam")

@@ -85,8 +85,7 @@ class TransformerTiny(nn.Module):
             src_key_padding_mask=padding,
             memory_key_padding_mask=padding,
         )
-        logits: Tensor = self.logits(hidden)
-        return logits
+        return self.logits(hidden)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         weight = self.embedding.weight
@@ -94,8 +93,7 @@ class TransformerTiny(nn.Module):
         index = torch.arange(0, self.width, 2, device=weight.device, dtype=weight.dtype)
         angle = position * torch.exp(-math.log(10_000) / self.width * index)
         sines = torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1)
-        embedded: Tensor = self.embedding(tokens) * math.sqrt(self.width) + sines
-        return embedded
+        return self.embedding(tokens) * math.sqrt(self.width) + sines
 
 
 @model(source=ATTENTION, recipe="translation")

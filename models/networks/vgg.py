@@ -72,8 +72,7 @@ class VGG(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits of shape (batch, classes) for images (batch, channels, 32, 32)."""
-        logits: Tensor = self.classifier(self.features(images))
-        return logits
+        return self.classifier(self.features(images))
 
 
 def initialize(network: nn.Module) -> None:

@@ -126,8 +126,7 @@ FitSamples = Annotated[
     ),
 ]
 Seed = Annotated[
-    int,
-    typer.Option(help="Seed for the samples and the random order.", min=0, max=MAX_INTEGER),
+    int, typer.Option(help="Seed for the samples and the random order.", min=0, max=MAX_INTEGER)
 ]
 
 
@@ -344,10 +343,7 @@ def _show(
 
 
 def _output_folder(out: str | None, model: str) -> Path:
-    """Return the folder for the result.
-
-    Raise if it contains anything.
-    """
+    """Return the folder for the result. Raise if it contains anything."""
     if out is None:
         return numbered(Path(f"{model.replace('/', '-')}-removed"))
     folder = parse_folder(out)

@@ -250,7 +250,6 @@ TOKENIZER_FILES = (
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model"),
     *("sentencepiece.bpe.model", "chat_template.jinja", "chat_template.json"),
 )
-GENERATION = "generation_config.json"
 IMAGES = "preprocessor_config.json"
 
 RELOAD_TOLERANCE = 1e-5
@@ -447,7 +446,7 @@ def _copy_files(source: Path | None, part: Path, model: Any) -> list[str]:
     if model.main_input_name == "pixel_values":
         wanted = {"image settings": [IMAGES]}
     if model.can_generate():
-        wanted["generation config"] = [GENERATION]
+        wanted["generation config"] = ["generation_config.json"]
     missing = []
     for what, names in wanted.items():
         files = [source / name for name in names if source and (source / name).is_file()]
@@ -474,8 +473,7 @@ def _reload(script: str, path: Path, inputs: Tensor, outputs: Tensor) -> dict[st
     if process.returncode:
         lines = process.stderr.strip().splitlines() or ["no message"]
         raise RequestError(f"--export: another process can't load the network: {lines[-1]}")
-    facts: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
-    return facts
+    return json.loads(process.stdout.strip().splitlines()[-1])
 
 
 def _check(facts: dict[str, Any], outputs: Tensor, tolerance: float = 0.0) -> None:

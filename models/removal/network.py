@@ -17,12 +17,7 @@ from nlbench.introspection.function_calls import FunctionCall, tensors_in
 from nlbench.introspection.model_copy import rebound_copy
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.module_stack import CallId
-from nlbench.introspection.wrapped_calls import (
-    count_call,
-    replace_module,
-    track_calls,
-    wrap_calls,
-)
+from nlbench.introspection.wrapped_calls import count_call, replace_module, track_calls, wrap_calls
 from nlbench.parsers import unique
 from nlbench.probes.replacement import AffineMap, CallInterception, ReplaceableCall, find_calls
 from nlbench.probes.replacement.interception import first_tensor
@@ -155,10 +150,7 @@ def remove(
 def network_with_maps(
     model: nn.Module, maps: Mapping[str, AffineMap], example: Tensor, of: str = "activations"
 ) -> nn.Module:
-    """Copy a network and replace calls by fitted maps, keyed by their names.
-
-    See `remove`.
-    """
+    """Copy a network and replace calls by fitted maps, keyed by their names. See `remove`."""
     network, layers = _insert_layers(model, list(maps), example, of)
     with torch.no_grad():
         for name, affine in maps.items():
@@ -170,10 +162,7 @@ def network_with_maps(
 def _insert_layers(
     model: nn.Module, places: Sequence[str], example: Tensor, of: str
 ) -> tuple[nn.Module, dict[str, Layer]]:
-    """Copy a network and replace some calls.
-
-    Also return the new layers, keyed by call name.
-    """
+    """Copy a network and replace some calls. Also return the new layers, keyed by call name."""
     if isinstance(places, str) or not all(isinstance(place, str) for place in places):
         raise RequestError(f"places is {places!r}, expected a list of names")
     try:

@@ -34,8 +34,6 @@ from .spans import (
     has_tied_head,
 )
 
-TIMED_PASSES = 3
-
 
 def parse_span(text: str) -> tuple[str, int, int]:
     """Parse the first and last block of a span, which may follow the path of its list.
@@ -99,10 +97,7 @@ class SpanRemoval:
         self._map = map_name
 
     def remove_named(self, text: str) -> None:
-        """Remove the span that a text names.
-
-        See `parse_span`.
-        """
+        """Remove the span that a text names. See `parse_span`."""
         self._remove_cheapest([find_span(self.network, self._fitting[:2], text)])
 
     def remove_ranked(
@@ -224,7 +219,7 @@ class SpanRemoval:
                     network(example.clone())
                 flops[name] = counter.get_total_flops()
             # Alternating passes, so that other load on the machine affects both.
-            for _ in range(TIMED_PASSES):
+            for _ in range(3):
                 for name, network in networks.items():
                     start = time.perf_counter()
                     validated_outputs(network(example.clone()), 1).sum().item()

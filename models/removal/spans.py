@@ -242,9 +242,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class SpanResult:
-    """Maps of one span, and what each costs.
-
-    A map that can't be made is missing.
+    """Maps of one span, and what each costs. A map that can't be made is missing.
 
     Parameters
     ----------

@@ -94,8 +94,7 @@ class PReLUPerCall(nn.Module):
                 f"a ReLU is called {index + 1} times in one forward pass, but was called "
                 f"{len(self._modules)} times on the example passed to sparsify"
             )
-        output: Tensor = getattr(self, str(index))(input)
-        return output
+        return getattr(self, str(index))(input)
 
 
 OUTPUT_TOLERANCE = 1e-6

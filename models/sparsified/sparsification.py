@@ -20,10 +20,7 @@ MIN_ROOT_DISTANCE = 1e-4
 
 
 def sparsify(
-    model: nn.Module,
-    *,
-    layerwise: bool = False,
-    example: Tensor | tuple[Tensor, ...] | None = None,
+    model: nn.Module, *, layerwise: bool = False, example: Tensor | tuple[Tensor, ...] | None = None
 ) -> nn.Module:
     """Copy a network and replace every ReLU call by a PReLU with slope 0.
 

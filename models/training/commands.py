@@ -60,8 +60,7 @@ LabelNoise = Annotated[
     typer.Option(help="Fraction of training labels to change to another class.", min=0, max=1),
 ]
 Epochs = Annotated[
-    int | None,
-    typer.Option(help="Number of epochs; overrides the recipe.", min=1, max=MAX_COUNT),
+    int | None, typer.Option(help="Number of epochs; overrides the recipe.", min=1, max=MAX_COUNT)
 ]
 Optimizer = Annotated[str | None, typer.Option(help="sgd, adam or adamw; overrides the recipe.")]
 LearningRate = Annotated[
@@ -171,10 +170,7 @@ def _drop_none(**changes: Any) -> dict[str, Any]:
 def _train(
     request: "TrainingRequest", file: Path, bar: Any, command: str, *, resume: bool, **keep: Any
 ) -> "TrainingSummary | None":
-    """Train one network.
-
-    If it diverges, print a note and return None.
-    """
+    """Train one network. If it diverges, print a note and return None."""
     from .train import run_training
 
     def step(epoch: Any) -> None:

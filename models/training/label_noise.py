@@ -54,10 +54,7 @@ def corrupt_labels(labels: Tensor, fraction: float, classes: int, seed: int) -> 
 
 
 def add_label_noise(items: Items, fraction: float, classes: int, seed: int) -> Items:
-    """Return the items with a fraction of their labels changed.
-
-    See `corrupt_labels`.
-    """
+    """Return the items with a fraction of their labels changed. See `corrupt_labels`."""
     read_labels = getattr(items, "read_labels", None)
     labels = read_labels() if read_labels else [items[i][1] for i in range(len(items))]  # type: ignore[arg-type]
     original = torch.tensor([int(label) for label in labels])

@@ -77,20 +77,14 @@ class Linearisation(Recipe):
         return self.random_share >= 0
 
     def check(self, model: nn.Module, example: Tensor) -> str:
-        """Raise if a network can't be linearised.
-
-        Otherwise return a warning or ``""``.
-        """
+        """Raise if a network can't be linearised. Otherwise return a warning or ``""``."""
         sparsify(model, layerwise=self.layerwise, example=example)
         others = other_activations(model, example)
         verb = "remain" if sum(others.values()) > 1 else "remains"
         return f"only ReLUs are linearised; {call_counts_text(others)} {verb}" if others else ""
 
     def prepare(self, model: nn.Module, example: Callable[[], Tensor], seed: int) -> nn.Module:
-        """Sparsify a network.
-
-        For a control, linearise a random fraction of its units.
-        """
+        """Sparsify a network. For a control, linearise a random fraction of its units."""
         model = sparsify(model, layerwise=self.layerwise, example=example())
         if self.is_control:
             randomize(model, self.random_share, seed)

@@ -28,7 +28,7 @@ from nlbench.subjects.weights_choice import choose_weights, training_failure
 
 from .parallel import train_networks
 from .recipes import WEIGHT_TEXT
-from .train import check_training, finished_training, record_failure
+from .train import TrainingFolder, check_training, record_failure
 from .training_request import TrainingRequest
 
 MEASURES = ("accuracy", "linear-units", "pathlength")
@@ -161,7 +161,7 @@ def _train_all(
         weights.append(str(file))
         if not request.control:
             continue
-        summary = finished_training(linearised[file], file)
+        summary = TrainingFolder(file, linearised[file]).finished()
         control = _file(folder, "random-", omega, seed)
         weights.append(str(control))
         share = summary.scores["linear_share"] if summary else 0.0
@@ -206,10 +206,7 @@ def _file(folder: Path, prefix: str, omega: float, seed: int) -> Path:
 def _train(
     requests: Mapping[Path, TrainingRequest], progress: Progress | None, command: str
 ) -> list[NotFinite]:
-    """Train networks.
-
-    If any diverges, warn and return the first error.
-    """
+    """Train networks. If any diverges, warn and return the first error."""
     try:
         train_networks(
             requests, threads=torch.get_num_threads(), progress=progress, command=command

@@ -63,9 +63,7 @@ def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def difference_text(before: Mapping[str, Any], now: Mapping[str, Any], *ignored: str) -> str:
-    """Describe the first three entries that differ.
-
-    Empty if none does.
+    """Describe the first three entries that differ. Empty if none does.
 
     Examples
     --------
@@ -239,12 +237,7 @@ class _Training:
     """A training run and all state that changes from epoch to epoch."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        task: Task,
-        recipe: Recipe,
-        seed: int,
-        device: torch.device,
+        self, model: nn.Module, task: Task, recipe: Recipe, seed: int, device: torch.device
     ) -> None:
         self.model = model
         self.task = task

@@ -16,7 +16,7 @@ from nlbench.serialization.fields import from_plain, to_plain
 from nlbench.subjects.weights_choice import training_failure
 
 from .loop import Epoch
-from .train import finished_training, record_failure, run_training
+from .train import TrainingFolder, record_failure, run_training
 from .training_request import TrainingRequest, load_recipe
 
 Message = dict[str, Any]
@@ -66,7 +66,7 @@ def train_networks(
     pending = {
         file: request
         for file, request in requests.items()
-        if finished_training(request, file) is None
+        if TrainingFolder(file, request).finished() is None
     }
     if not pending:
         return

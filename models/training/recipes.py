@@ -188,10 +188,7 @@ class Recipe:
         return {}
 
     def check(self, model: nn.Module, example: Tensor) -> str:
-        """Raise if the recipe doesn't apply to a network.
-
-        Otherwise return a warning or ``""``.
-        """
+        """Raise if the recipe doesn't apply to a network. Otherwise return a warning or ``""``."""
         return ""
 
 

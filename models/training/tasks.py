@@ -142,9 +142,7 @@ class Task(ABC):
         return int(counts[0]), int(counts[1])
 
     def accuracy(self, model: nn.Module, split: str, device: torch.device) -> float:
-        """Compute the fraction of targets predicted correctly.
-
-        Corrupted labels are included.
+        """Compute the fraction of targets predicted correctly. Corrupted labels are included.
 
         Raises
         ------
@@ -322,8 +320,7 @@ def get_task(dataset: Any, recipe: Recipe, seed: int) -> Task:
     """Return a dataset's own task, or the default for its type."""
     make_task = getattr(dataset, "task", None)
     if make_task is not None:
-        task: Task = make_task(recipe, seed)
-        return task
+        return make_task(recipe, seed)
     if isinstance(dataset, ParallelText):
         return Translation(dataset, recipe)
     if isinstance(dataset, RegressionDataset):

@@ -70,9 +70,7 @@ class TrainingFolder(LockedFolder):
         self.started = time.perf_counter()
 
     def finished(self) -> TrainingSummary | None:
-        """Return the run's summary.
-
-        None if it is not finished.
+        """Return the run's summary. None if it is not finished.
 
         It is an error if another run wrote the checkpoint, or if it has changed since.
         """
@@ -199,10 +197,7 @@ class TrainingFolder(LockedFolder):
         }
 
     def _difference(self, recorded: _RecordedTraining) -> str:
-        """Describe how a recorded run differs, ignoring its device.
-
-        Return ``""`` if it doesn't.
-        """
+        """Describe how a recorded run differs, ignoring its device. Return ``""`` if it doesn't."""
         ours = _as_json(asdict(self.request))
         # A later version may have more fields.
         theirs = {name: recorded.request.get(name, value) for name, value in ours.items()}
@@ -220,10 +215,7 @@ class TrainingFolder(LockedFolder):
         return "" if is_same_recipe else f"recipe {self.recipe.name} has changed"
 
     def _recorded(self) -> _RecordedTraining:
-        """Read the manifest.
-
-        Return an empty one if there is none.
-        """
+        """Read the manifest. Return an empty one if there is none."""
         if not self.manifest_file.is_file():
             return _RecordedTraining()
         try:
@@ -248,10 +240,7 @@ def record_failure(out: Path, request: TrainingRequest, reason: str) -> None:
 
 
 def _initial_weights(request: TrainingRequest) -> str | None:
-    """Return the identity of the initial weights.
-
-    None if they are unavailable.
-    """
+    """Return the identity of the initial weights. None if they are unavailable."""
     try:
         return choose_weights(request.subject).identity
     except RequestError:
@@ -336,18 +325,7 @@ def run_training(
         return folder.finish(result)
 
 
-def finished_training(request: TrainingRequest, out: Path) -> TrainingSummary | None:
-    """Return the summary of a training run.
-
-    None if it is not finished.
-    """
-    return TrainingFolder(out, request).finished()
-
-
 def check_training(request: TrainingRequest) -> str:
-    """Check that a recipe applies to its network.
-
-    Return a warning or an empty string.
-    """
+    """Check that a recipe applies to its network. Return a warning or an empty string."""
     source = model_source(replace(request, weights="init").subject)
     return load_recipe(request).check(source.fresh(), draw_example(source.dataset))

@@ -44,10 +44,7 @@ class Package:
 
     @property
     def folder(self) -> Path | None:
-        """Folder of its import package.
-
-        None if it isn't installed.
-        """
+        """Folder of its import package. None if it isn't installed."""
         spec = find_spec(self.module)
         locations = spec.submodule_search_locations if spec else None
         return Path(next(iter(locations))) if locations else None
@@ -97,10 +94,6 @@ class PackagedFile:
 def is_installed(module: str) -> bool:
     """Return True if a top-level module can be found, without importing it."""
     return find_spec(module) is not None
-
-
-DEFAULT_LENGTH = 64
-"""Length of axes of variable length if a network is built without data."""
 
 
 @dataclass(frozen=True)
@@ -200,14 +193,14 @@ class Zoo(Family):
             raise RequestError(f"zoo/{name}: {member.problem}")
         family = importlib.import_module(f"{__package__}.{member.module}")
 
-        shape = tuple(length or DEFAULT_LENGTH for length in member.shape)
+        # Length of axes of variable length if a network is built without data.
+        shape = tuple(length or 64 for length in member.shape)
 
         def build(
             input_shape: tuple[int, ...] = shape, num_classes: int = member.classes
         ) -> nn.Module:
             member.check(tuple(input_shape), num_classes)
-            network: nn.Module = family.build(member)
-            return network
+            return family.build(member)
 
         def read(path: Path) -> tuple[Mapping[str, Tensor], dict[str, str]]:
             state = family.read(member.file.verified())

@@ -58,8 +58,7 @@ class Crepe(nn.Module):
             x = functional.pad(x, (254, 254) if depth == 1 else (31, 32))
             for name in (f"conv{depth}", f"relu{depth}", f"conv{depth}_BN", f"pool{depth}"):
                 x = self.get_submodule(name)(x)
-        logits: Tensor = self.classifier(x.transpose(1, 2).flatten(1))
-        return logits
+        return self.classifier(x.transpose(1, 2).flatten(1))
 
 
 def build(member: Member) -> Crepe:

@@ -34,5 +34,4 @@ def _build(file: str) -> nn.Module:
     """Build the network of a file such as ``efficientnet-lite0-57934424.pth``."""
     timm: Any = importlib.import_module("timm")
     size = Path(file).name.split("-")[1]
-    network: nn.Module = timm.create_model(f"tf_efficientnet_{size}", pretrained=False)
-    return network
+    return timm.create_model(f"tf_efficientnet_{size}", pretrained=False)

@@ -50,8 +50,7 @@ def build(member: Member) -> nn.Module:
         hidden_act="gelu",
         attn_implementation="eager",
     )
-    network: nn.Module = transformers.AlbertForMaskedLM(config)
-    return network
+    return transformers.AlbertForMaskedLM(config)
 
 
 def read(path: Path) -> dict[str, Tensor]:

@@ -65,8 +65,7 @@ def build(member: Member) -> nn.Module:
         use_cache=False,
         attn_implementation="eager",
     )
-    network: nn.Module = transformers.LlamaForCausalLM(config)
-    return network
+    return transformers.LlamaForCausalLM(config)
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -170,10 +169,7 @@ class _Reader:
 
 
 def _dequantize(content: memoryview, kind: int, shape: list[int]) -> np.ndarray:
-    """Return a tensor's values.
-
-    Quantised values are a scale times an integer, plus an offset.
-    """
+    """Return a tensor's values. Quantised values are a scale times an integer, plus an offset."""
     size = int(np.prod(shape))
     if kind == _FLOAT32:
         return np.frombuffer(content, "<f4", size).copy()
@@ -188,5 +184,4 @@ def _dequantize(content: memoryview, kind: int, shape: list[int]) -> np.ndarray:
         restored = scale * integers + offset
     else:
         raise RequestError(f"GGUF tensors of type {kind} are not supported, expected Q4_1 or Q8_0")
-    values: np.ndarray = restored.astype(np.float32).reshape(-1)
-    return values
+    return restored.astype(np.float32).reshape(-1)

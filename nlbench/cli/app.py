@@ -21,12 +21,7 @@ from typer.exceptions import TyperException
 
 from nlbench.errors import NlbenchError, PluginError, RequestError, error_text, shorten, system_text
 from nlbench.registry import entry_points
-from nlbench.signals import (
-    check_interruption,
-    interruptible,
-    interruptions_first,
-    uninterrupted,
-)
+from nlbench.signals import check_interruption, interruptible, interruptions_first, uninterrupted
 
 from .check_measure import check_measure
 from .cite import cite
@@ -82,7 +77,6 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Results": (report, figure, compare, similarity, weight_linearity, cite, merge, plane),
     "Extend": (new_measure, check_measure),
 }
-PLUGINS_PANEL = "Train, change and study networks"
 EXAMPLES = {
     "run": (
         "nlbench run --measures @activations --model vgg8",
@@ -139,7 +133,7 @@ def add_commands(app: typer.Typer, points: Iterable[EntryPoint]) -> None:
             note(f"command '{point.name}' of {owner} is not available: {error_text(error)}")
             continue
         known.add(point.name)
-        app.command(point.name, rich_help_panel=PLUGINS_PANEL)(function)
+        app.command(point.name, rich_help_panel="Train, change and study networks")(function)
 
 
 add_commands(app, entry_points("nlbench.commands"))
@@ -160,7 +154,7 @@ def _exit(status: int) -> NoReturn:
     """Exit, without waiting for threads that a plugin has left running."""
     main_thread = threading.main_thread()
     remaining = [t for t in threading.enumerate() if t is not main_thread and not t.daemon]
-    deadline = time.monotonic() + THREAD_SECONDS
+    deadline = time.monotonic() + 1.0
     for thread in remaining:
         # Ctrl-C may have interrupted the start of a thread, which then can't be joined.
         with contextlib.suppress(RuntimeError):
@@ -173,10 +167,6 @@ def _exit(status: int) -> NoReturn:
                 stream.flush()
         os._exit(status)
     sys.exit(status)
-
-
-THREAD_SECONDS = 1.0
-"""Time limit for threads to finish after a command."""
 
 
 def _status() -> int:
@@ -266,12 +256,10 @@ def _check_name_lengths(arguments: list[str]) -> None:
     """
     for index, argument in enumerate(arguments):
         name = argument.partition("=")[0]
-        if len(name) > MAX_NAME_LENGTH and (index == 0 or name.startswith("-")):
+        if len(name) > 200 and (index == 0 or name.startswith("-")):
             what = "option" if name.startswith("-") else "command"
             raise RequestError(f"there is no {what} '{shorten(name)}' (see nlbench --help)")
 
-
-MAX_NAME_LENGTH = 200
 
 _REWORDINGS = (
     (r"Invalid value for '?(.+?)'?: ", r"\1: "),

@@ -70,10 +70,7 @@ def split_subject_options(
 def subject_options(
     texts: Iterable[str], model: str, data: str
 ) -> tuple[SettingPairs, SettingPairs]:
-    """Return the model's arguments and the dataset's options.
-
-    Raise if there are other settings.
-    """
+    """Return the model's arguments and the dataset's options. Raise if there are other settings."""
     arguments, options, others = split_subject_options(texts, model, data)
     if others:
         raise RequestError(f"--set {next(iter(others))}: expected {data}.OPTION=VALUE")
@@ -124,9 +121,7 @@ FILE_SUFFIXES = (
 
 
 def parse_folder(text: str, option: str = "--out") -> Path:
-    """Return the folder with a name.
-
-    Raise RequestError if the name is empty or is that of a file.
+    """Return the folder with a name. Raise RequestError if the name is empty or is that of a file.
 
     Examples
     --------
@@ -198,10 +193,7 @@ def show_run(run: Run, report: bool, **files: Path) -> None:
 
 
 class Interrupted(BaseException):
-    """The user interrupted a command that can be resumed.
-
-    `args` are the lines to print.
-    """
+    """The user interrupted a command that can be resumed. `args` are the lines to print."""
 
     def __init__(self, state: str, command: str) -> None:
         super().__init__(f"interrupted; {state}", f"resume with: {command}")

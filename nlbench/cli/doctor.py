@@ -41,7 +41,6 @@ State = Literal["ok", "optional", "broken"]
 
 EXTRAS = {
     "dask": ("dask", "distributed"),
-    "signatures": ("dtaidistance",),
     "timm": ("timm",),
     "translation": ("sacrebleu", "tokenizers"),
 }
@@ -148,10 +147,7 @@ def _check_plugins() -> Iterator[Finding]:
 
 
 def _load_problem(load: Callable[..., object], *arguments: str) -> str:
-    """Return the error that a function raises.
-
-    Empty if it raises none.
-    """
+    """Return the error that a function raises. Empty if it raises none."""
     try:
         load(*arguments)
     except NlbenchError as error:

@@ -13,8 +13,7 @@ FORMATS = ("pdf", "svg", "png")
 def figure(
     run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
     form: Annotated[
-        str,
-        typer.Argument(help="strip, signature, board, compare or path.", metavar="FORM"),
+        str, typer.Argument(help="strip, signature, board, compare or path.", metavar="FORM")
     ],
     output: Annotated[
         Path | None,

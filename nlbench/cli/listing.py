@@ -172,10 +172,7 @@ def _family_row(prefix: str, entry: registry.Entry) -> dict[str, Any]:
 
 
 def _members(prefix: str) -> list[str]:
-    """Return the members of a costly family.
-
-    Print a message if its library is missing.
-    """
+    """Return the members of a costly family. Print a message if its library is missing."""
     try:
         return registry.expand("models", [f"{prefix}/*"])
     except RequestError as error:
@@ -214,10 +211,7 @@ def _traceability_rows(names: list[str], data: str) -> list[dict[str, Any]]:
 
 
 def _operation_rows() -> list[dict[str, str]]:
-    """Return a row per operation.
-
-    Print errors from plugins that register operations.
-    """
+    """Return a row per operation. Print errors from plugins that register operations."""
     from nlbench.introspection.operations import load_errors
     from nlbench.introspection.operations.listing import supported
 

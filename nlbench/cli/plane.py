@@ -13,25 +13,20 @@ from nlbench.parsers import MAX_COUNT, MAX_INTEGER, parse_size
 from .common import numbered, subject_options
 from .parameters import DataName, DatasetSettings, Device, ProgressStyle
 
-MAX_PIXELS = 16384
-
-
 Samples = Annotated[str, typer.Option(help="Indices of two or three samples, comma-separated.")]
 Weights = Annotated[
     str, typer.Option(help="trained, init, or a checkpoint's path; auto: trained if available.")
 ]
 Seed = Annotated[
-    int,
-    typer.Option(help="Seed for the initialisation and the samples.", min=0, max=MAX_INTEGER),
+    int, typer.Option(help="Seed for the initialisation and the samples.", min=0, max=MAX_INTEGER)
 ]
-Size = Annotated[int, typer.Option(min=2, max=MAX_PIXELS, help="Width and height in pixels.")]
+Size = Annotated[int, typer.Option(min=2, max=16384, help="Width and height in pixels.")]
 Margin = Annotated[
     float,
     typer.Option(min=0, max=1e6, help="Margin, as a fraction of the distance between samples."),
 ]
 Memory = Annotated[
-    str,
-    typer.Option(help=r"Memory limit, such as 4GB. \[default: half of the free memory]"),
+    str, typer.Option(help=r"Memory limit, such as 4GB. \[default: half of the free memory]")
 ]
 Picture = Annotated[
     str | None,
@@ -129,10 +124,7 @@ _FORMATS = (".png", ".svg", ".pdf", ".eps", ".jpg", ".jpeg", ".tif", ".tiff", ".
 
 
 def _picture_file(out: str | None) -> Path:
-    """Return the file for the picture.
-
-    Raise if it exists or its format isn't known.
-    """
+    """Return the file for the picture. Raise if it exists or its format isn't known."""
     if out is None:
         return numbered(Path("plane.png"))
     file = Path(out)

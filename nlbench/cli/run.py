@@ -153,10 +153,7 @@ run.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _field_values(config: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
-    """Merge the values from the config file and the flags.
-
-    Flags take precedence.
-    """
+    """Merge the values from the config file and the flags. Flags take precedence."""
     values: dict[str, Any] = {}
     if config:
         from nlbench.request import read_config

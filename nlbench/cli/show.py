@@ -18,8 +18,7 @@ from nlbench.options import Option
 
 def show(
     name: Annotated[
-        str,
-        typer.Argument(help="Name of a measure, model, dataset or recipe, or a run folder."),
+        str, typer.Argument(help="Name of a measure, model, dataset or recipe, or a run folder.")
     ],
     cite: Annotated[
         bool, typer.Option("--cite", help="Print only the source, as BibTeX if possible.")
@@ -79,10 +78,7 @@ def find_group(name: str) -> str:
 
 
 def load_source(group: str, name: str) -> Source:
-    """Return the source of a registered object.
-
-    A dataset is opened to read its source.
-    """
+    """Return the source of a registered object. A dataset is opened to read its source."""
     plugin = _load_plugin(group, name)
     if group == "models":
         from nlbench.subjects.model import model_info
@@ -92,8 +88,7 @@ def load_source(group: str, name: str) -> Source:
         from nlbench.subjects.load import load_dataset
 
         return load_dataset(name).source
-    source: Source = getattr(plugin, "source", Source(""))
-    return source
+    return getattr(plugin, "source", Source(""))
 
 
 def _load_plugin(group: str, name: str) -> Any:

@@ -118,10 +118,7 @@ def read_value(result: Result) -> float:
 
 
 def difference(first: Result, second: Result, tolerance: float) -> str:
-    """Describe how two results differ by more than a tolerance.
-
-    Empty if they don't.
-    """
+    """Describe how two results differ by more than a tolerance. Empty if they don't."""
     if first.status != second.status:
         return f"{first.status} becomes {second.status}: {second.reason or first.reason}"
     if first.status != "ok":
@@ -148,10 +145,7 @@ class Check:
 
 
 def check_equal(name: str, difference: str, hint: str = "") -> Check:
-    """Return a check that is broken if there is a difference.
-
-    Its detail ends with `hint`.
-    """
+    """Return a check that is broken if there is a difference. Its detail ends with `hint`."""
     return Check(name, "broken" if difference else "kept", difference and difference + hint)
 
 
@@ -223,8 +217,7 @@ def _add_two_instances(measure: type[Measure], results: dict[str, Result]) -> ty
         def compute(self) -> Result:
             for name, other in self._others.items():
                 results[name] = other.compute()
-            result: Result = super().compute()
-            return result
+            return super().compute()
 
     return InstanceTrio
 
@@ -269,8 +262,7 @@ def _site_by_site(measure: type[Measure]) -> type[Measure]:
         def compute(self) -> Result:
             for observation in sorted(self._later, key=lambda later: -later.site.index):
                 super().update(observation)
-            result: Result = super().compute()
-            return result
+            return super().compute()
 
     return SiteBySite
 
@@ -366,8 +358,7 @@ def _vary_channels(change: Callable[[Tensor], Tensor]) -> Variation:
 def _rotate(values: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(values.shape[1])
     square = torch.randn(values.shape[1], values.shape[1], generator=generator, dtype=torch.float64)
-    rotated: Tensor = values @ torch.linalg.qr(square).Q.to(values)
-    return rotated
+    return values @ torch.linalg.qr(square).Q.to(values)
 
 
 def _shift(values: Tensor) -> Tensor:

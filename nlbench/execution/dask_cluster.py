@@ -23,12 +23,7 @@ from nlbench.serialization.fields import from_plain, to_plain
 from nlbench.signals import uninterrupted
 from nlbench.store.record import Record
 
-from .supervisor import (
-    START_SECONDS,
-    end_idle_workers,
-    keep_supervisor,
-    take_supervisor,
-)
+from .supervisor import START_SECONDS, end_idle_workers, keep_supervisor, take_supervisor
 from .work_units import Event, Unit, from_message, split_by_probe, to_message
 
 if TYPE_CHECKING:

@@ -48,11 +48,7 @@ class WorkerPool:
         return replace(unit, device=self.devices[worker % len(self.devices)])
 
 
-def execute(
-    units: Sequence[Unit],
-    pool: WorkerPool,
-    monitor: ProgressMonitor,
-) -> Generator[Record]:
+def execute(units: Sequence[Unit], pool: WorkerPool, monitor: ProgressMonitor) -> Generator[Record]:
     """Measure units and yield the records of their cells as they arrive.
 
     Events are forwarded to the monitor. Closing the generator stops all workers.

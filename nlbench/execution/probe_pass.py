@@ -56,12 +56,8 @@ from nlbench.signals import raise_interruption
 from nlbench.subjects.samples import HEAD_SAMPLES, DrawnBatches
 from nlbench.subjects.subject import Subject
 
-_FORWARD = "in _call_impl"
-"""Part of a traceback if an error was raised in the forward pass of a module."""
 DEPENDS_ON = "depends_on"
 """Key in a result's notes: what the network's results depend on but their own sample."""
-_SINGLE_SAMPLE_ERROR = "Expected more than 1 value per channel when training"
-"""PyTorch's message if batch norm has no statistics of its own and only one sample."""
 _SINGLE_SAMPLE_REASON = (
     "the network normalises a batch by the batch's own statistics, so it can't be run on one sample"
 )
@@ -256,13 +252,7 @@ class Pass:
                     check()
                 facts = probe.observe(
                     ProbePass(
-                        subject.model,
-                        subject,
-                        self.settings,
-                        feeds,
-                        resources,
-                        self.step,
-                        check,
+                        subject.model, subject, self.settings, feeds, resources, self.step, check
                     )
                 )
             if not isinstance(facts, dict):
@@ -296,7 +286,8 @@ class Pass:
                 if stream is not None and not stream.is_drawn and has_batches:
                     feed.result = append_remarks(feed.result, "batches in the order of a stream")
             feed.release()
-        in_forward = [f for f in feeds if _FORWARD in f.traceback and not f.is_out_of_memory]
+        # Part of a traceback if an error was raised in the forward pass of a module.
+        in_forward = [f for f in feeds if "in _call_impl" in f.traceback and not f.is_out_of_memory]
         cause = _forward_failure(subject, device, self.changes) if in_forward else None
         if cause is not None:
             for feed in in_forward:
@@ -446,6 +437,6 @@ def result_of_error(error: BaseException) -> tuple[Result, str]:
         if isinstance(error, DependsOnOrder):
             result = replace(result, notes={DEPENDS_ON: "order"})
         return result, ""
-    if _SINGLE_SAMPLE_ERROR in error_message(error):
+    if "Expected more than 1 value per channel when training" in error_message(error):
         return Result.missing("undefined", _SINGLE_SAMPLE_REASON), ""
     return Result.missing("failed", error_text(error)), traceback.format_exc()

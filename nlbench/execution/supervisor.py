@@ -103,9 +103,7 @@ class Supervisor:
     def measure(
         self, unit: Unit, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Record | Event]:
-        """Measure a unit.
-
-        Yield events and, for each cell, a record.
+        """Measure a unit. Yield events and, for each cell, a record.
 
         A cell that exceeds its time limit fails, and the others continue in a new process. If
         the process crashes, the remaining cells are retried one at a time, so that only the cell
@@ -240,8 +238,7 @@ class Supervisor:
         """Return the next message, or None if none arrives within `POLL_SECONDS`."""
         if not self._connection.poll(POLL_SECONDS):
             return None
-        message: dict[str, Any] = json.loads(self._connection.recv_bytes())
-        return message
+        return json.loads(self._connection.recv_bytes())
 
     def _kill_group(self) -> None:
         if self._process is not None:
@@ -316,10 +313,7 @@ def keep_supervisor(supervisor: Supervisor) -> None:
 
 
 def release_supervisor(supervisor: Supervisor) -> None:
-    """Keep a supervisor inside `keep_workers`.
-
-    Otherwise stop it.
-    """
+    """Keep a supervisor inside `keep_workers`. Otherwise stop it."""
     if _thread_pools:
         keep_supervisor(supervisor)
     else:

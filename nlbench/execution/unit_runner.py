@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from nlbench import registry
-from nlbench.errors import NlbenchError, PluginError, RequestError, error_text
+from nlbench.errors import NlbenchError, PluginError, RequestError, enumerate_names, error_text
 from nlbench.introspection.memory import CostMeter, FeasibleSizes, release_freed_memory
 from nlbench.introspection.model_state import changed_parameters, parameter_checksums
 from nlbench.introspection.precision import exact_arithmetic
@@ -272,9 +272,7 @@ def measure_subject(
                 monitor,
                 changes,
                 group[0].measure.errors == "groups",
-            ).observe(
-                [(measures[c.measure.name], c.measure.options, c.stream) for c in group],
-            )
+            ).observe([(measures[c.measure.name], c.measure.options, c.stream) for c in group])
         costs = {**meter.read(), "load_seconds": load_seconds}
         dtype = _dtype(subject.model)
         problem = _changed_weights(changed_parameters(subject.model, checksums))
@@ -307,10 +305,9 @@ def _changed_weights(names: Sequence[str]) -> str:
     """Return the reason why a model has no result, or an empty string if no parameter changed."""
     if not names:
         return ""
-    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
-        f"the model changes its own weights when it is run ({names[0]}{others}), so its numbers "
-        "would depend on how often it is run"
+        f"the model changes its own weights when it is run ({enumerate_names(names, 1)}), so its "
+        "numbers would depend on how often it is run"
     )
 
 

@@ -91,10 +91,7 @@ class Messenger(ProgressMonitor):
                 self._send_running()
 
     def leave(self) -> None:
-        """Stop timing this thread's measure.
-
-        Raise `CellTimeout` if it took too long.
-        """
+        """Stop timing this thread's measure. Raise `CellTimeout` if it took too long."""
         with self._lock:
             self._charge()
             measure = self._running.pop(threading.get_ident())

@@ -38,10 +38,7 @@ def softmax_axis(call: FunctionCall) -> int:
 
 
 def batch_first(tensor: Tensor, batch: int | None) -> Tensor:
-    """Move the batch axis to the front.
-
-    If `batch` is None, the tensor is a single sample.
-    """
+    """Move the batch axis to the front. If `batch` is None, the tensor is a single sample."""
     if batch is None:
         return tensor[None]
     return tensor.movedim(batch, 0) if batch else tensor
@@ -49,10 +46,7 @@ def batch_first(tensor: Tensor, batch: int | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """Axes of a tensor.
-
-    None if unknown.
-    """
+    """Axes of a tensor. None if unknown."""
 
     # channel, batch: `GONE` if the axis was removed
     channel: int | None
@@ -151,10 +145,7 @@ class Layouts:
         return batch, others[-1] if tensor.ndim == 3 else others[0], True
 
     def order(self, tensor: Tensor) -> Tensor | None:
-        """Return the sample index of each entry of the batch axis.
-
-        None if they are in order.
-        """
+        """Return the sample index of each entry of the batch axis. None if they are in order."""
         return self._layouts.get(tensor, _UNKNOWN).order
 
     def follow(self, call: FunctionCall, output: object) -> None:
@@ -331,10 +322,7 @@ def channel_axes(
 
 
 def _channel_axis(operation: Operation, rank: int) -> int | None:
-    """Return the input axis that a layer uses as channels.
-
-    Return None for other operations.
-    """
+    """Return the input axis that a layer uses as channels. Return None for other operations."""
     if operation.channels == "second" or operation.name == "prelu":
         return 1
     is_last = operation.channels in ("last", "normalized") or operation.name == "matmul"
@@ -342,10 +330,7 @@ def _channel_axis(operation: Operation, rank: int) -> int | None:
 
 
 class _StopPass(BaseException):
-    """Signal that stops a forward pass.
-
-    It is not an Exception, which a network might catch.
-    """
+    """Signal that stops a forward pass. It is not an Exception, which a network might catch."""
 
 
 class _ChannelAxisFinder(TorchFunctionMode):

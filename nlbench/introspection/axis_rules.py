@@ -20,10 +20,7 @@ AxisMap = Sequence[int | None]
 
 
 def moved_axis(places: AxisMap, axis: int) -> int | None:
-    """Return the position of an input axis in the output.
-
-    `GONE` stays `GONE`.
-    """
+    """Return the position of an input axis in the output. `GONE` stays `GONE`."""
     if axis == GONE:
         return GONE
     return places[axis] if axis < len(places) else None
@@ -33,14 +30,11 @@ def axis_map(call: FunctionCall, source: Tensor, output: Tensor) -> AxisMap:
     """Map the axes of one of a call's inputs to those of its output."""
     if call.operation.axes is None:
         return _identity(source, output)
-    places: AxisMap = call.operation.axes(call.args, call.kwargs, source, output)
-    return places
+    return call.operation.axes(call.args, call.kwargs, source, output)
 
 
 def selected_entries(call: FunctionCall, source: Tensor, axis: int) -> Tensor | None:
-    """Return the entries of an input's axis in the order of the output.
-
-    None if they are kept.
+    """Return the entries of an input's axis in the order of the output. None if they are kept.
 
     Examples
     --------
@@ -135,10 +129,7 @@ def _reshape(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
 
 @axis_rule("einsum")
 def _einsum(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    """Match the axes by their letters.
-
-    An axis that is summed over is gone.
-    """
+    """Match the axes by their letters. An axis that is summed over is gone."""
     equation = args[0].replace(" ", "") if isinstance(args[0], str) else ""
     inputs, arrow, result = equation.partition("->")
     tensors = args[1] if isinstance(args[1], tuple | list) else args[1:]
@@ -163,10 +154,7 @@ def _find_reshaped_axis(before: Sequence[int], axis: int, after: Sequence[int]) 
 
 
 def _drop_axes(rank: int, dropped: Sequence[int], output_rank: int) -> AxisMap:
-    """Map the axes when some are dropped.
-
-    All are unknown unless `output_rank` remain.
-    """
+    """Map the axes when some are dropped. All are unknown unless `output_rank` remain."""
     gone = {axis % rank for axis in dropped}
     remaining = [axis for axis in range(rank) if axis not in gone]
     if len(remaining) != output_rank:
@@ -235,10 +223,7 @@ def _drop(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
 
 @axis_rule("getitem", arranges="moves")
 def _index(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    """Map the axes for ``x[...]``.
-
-    They are unknown if the index has several tensors or lists.
-    """
+    """Map the axes for ``x[...]``. They are unknown if the index has several tensors or lists."""
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
     if not any(part is Ellipsis for part in index):
         index = (*index, Ellipsis)

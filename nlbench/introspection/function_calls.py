@@ -91,9 +91,7 @@ _CALLS = {"lstm": 5, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 def hidden_calls(call: FunctionCall) -> int:
-    """Return the number of activation calls that a recurrent kernel replaces.
-
-    0 if unknown.
+    """Return the number of activation calls that a recurrent kernel replaces. 0 if unknown.
 
     Examples
     --------
@@ -175,15 +173,11 @@ SPARSE_LAYOUTS = (
 
 def modes_disabled() -> AbstractContextManager[object]:
     """Return a context in which no mode is active."""
-    context: AbstractContextManager[object] = _disable_current_modes()
-    return context
+    return _disable_current_modes()
 
 
 def get_storage_ref(tensor: Tensor) -> StorageWeakRef | None:
-    """Return a weak reference to a tensor's storage.
-
-    None for a sparse tensor, which has none.
-    """
+    """Return a weak reference to a tensor's storage. None for a sparse tensor, which has none."""
     try:
         return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
     except RuntimeError:
@@ -213,9 +207,5 @@ def positional(
 
 
 def out_of_place(func: Any, name: str) -> Callable[..., Any]:
-    """Return the out-of-place variant of an operator overload.
-
-    `name` is its name.
-    """
-    function: Callable[..., Any] = getattr(getattr(torch.ops.aten, name), func._overloadname)
-    return function
+    """Return the out-of-place variant of an operator overload. `name` is its name."""
+    return getattr(getattr(torch.ops.aten, name), func._overloadname)

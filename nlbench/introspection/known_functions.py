@@ -25,8 +25,6 @@ _FUNCTIONS: Mapping[str, Sequence[Callable[[Tensor], Tensor]]] = {
     )
 } | {"gelu": (functional.gelu, partial(functional.gelu, approximate="tanh"))}  # fmt: skip
 
-# Relative tolerance for a normalisation that computes in float32 and adds an epsilon.
-NORM_TOLERANCE = 1e-3
 
 _KINDS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
@@ -65,10 +63,7 @@ def _identify(module: nn.Module) -> str:
 
 
 def _compute_unobserved(compute: Callable[[], Tensor]) -> Tensor | None:
-    """Compute a tensor in a separate thread, hidden from probes.
-
-    Return None on failure.
-    """
+    """Compute a tensor in a separate thread, hidden from probes. Return None on failure."""
     results: list[Tensor] = []
 
     def work() -> None:
@@ -110,4 +105,5 @@ def is_root_mean_square_norm(module: nn.Module, width: int) -> bool:
         return (weights / weights[0, 0] - 1).abs().max()
 
     largest = _compute_unobserved(deviation)
-    return largest is not None and bool(largest < NORM_TOLERANCE)
+    # Relative tolerance for a normalisation that computes in float32 and adds an epsilon.
+    return largest is not None and bool(largest < 1e-3)

@@ -22,8 +22,6 @@ from .function_calls import DispatchMode, get_storage_ref, tensors_in
 from .model_state import preserve_attributes
 from .random_state import preserve_rng_state
 
-DEFAULT_MEMORY_FRACTION = 0.5
-"""Fraction of the free memory that is used by default."""
 CPU_BATCH_BYTES = 256 * 2**20
 """Memory for a batch on the CPU if no limit is given: larger batches take longer, since the system
 zeroes their memory (benchmarks/batches_on_the_cpu.py)."""
@@ -43,7 +41,7 @@ def memory_budget(device: torch.device, memory: int | None) -> float:
     """Return `memory`, or by default half of the free memory, in bytes."""
     if memory is not None:
         return float(memory)
-    return DEFAULT_MEMORY_FRACTION * available_memory(device)
+    return 0.5 * available_memory(device)
 
 
 def usable_memory(device: torch.device, memory: int | None) -> float:
@@ -329,18 +327,11 @@ def microbatch_sizes(samples: int, limit: int) -> list[int]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has finished its queued work, as timing requires.
-
-    Do nothing on a CPU.
-    """
+    """Wait until a GPU has finished its queued work, as timing requires. Do nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
-
-
-_STATUS = Path("/proc/self/status")
-_CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 class CostMeter:
@@ -360,7 +351,7 @@ class CostMeter:
         self._start_cpu = time.process_time()
         with contextlib.suppress(OSError):
             # Writing 5 resets the peak (see proc(5)); other systems report the process's peak.
-            _CLEAR_REFS.write_text("5")
+            Path("/proc/self/clear_refs").write_text("5")
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
@@ -379,7 +370,7 @@ class CostMeter:
 
 def _peak_memory() -> int:
     try:
-        for line in _STATUS.read_text(encoding="utf-8").splitlines():
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return 1024 * int(line.split()[1])
     except OSError:

@@ -35,9 +35,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def own_float_type(network: nn.Module) -> torch.dtype:
-    """Return the float type of most of a network's weights.
-
-    PyTorch's default if it has none.
+    """Return the float type of most of a network's weights. PyTorch's default if it has none.
 
     Examples
     --------
@@ -128,8 +126,7 @@ def _writes_first(name: str) -> bool:
 def _named_type(name: str, args: Sequence[Any]) -> torch.dtype | None:
     """Return the dtype that a method converts to, if its name or argument specifies one."""
     if name in ("float", "double", "half", "bfloat16"):
-        dtype: torch.dtype = getattr(torch, name)
-        return dtype
+        return getattr(torch, name)
     if name != "type" or len(args) < 2:
         return None
     named = args[1]
@@ -154,10 +151,7 @@ def computing_in(network: Network, mode: FloatTypeMode) -> Network:
 
 
 def double_copy(model: nn.Module, inputs: Tensor | None = None) -> nn.Module:
-    """Copy a model in eval mode so that it computes in float64.
-
-    See `typed_copy`.
-    """
+    """Copy a model in eval mode so that it computes in float64. See `typed_copy`."""
     return typed_copy(model, torch.float64, inputs)
 
 
@@ -382,10 +376,7 @@ class _Closures:
                 self._copies |= {id(a): (a, b) for a, b in zip(originals, twins, strict=True)}
 
     def rebound(self, value: Any) -> Any:
-        """Return a value that refers to the copy.
-
-        The same value if it doesn't refer to either.
-        """
+        """Return a value that refers to the copy. The same value if it doesn't refer to either."""
         if id(value) in self._copies:
             return self._copies[id(value)][1]
         if isinstance(value, MethodType):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nlbench.errors import Undefined
+from nlbench.errors import Undefined, enumerate_names
 
 from . import pytree
 
@@ -47,10 +47,9 @@ with the setting model.output=NAME, or compute one with model.output=FILE.py:FUN
         return output
     kind = type(output).__name__
     names = list(output_parts(output))
-    inside = f" of {', '.join(names[:6])}" if names else ""
-    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    inside = f" of {enumerate_names(names)}" if names else ""
     raise Undefined(
-        f"the model returns a {kind}{inside}{more}, expected a tensor; choose one with the setting "
+        f"the model returns a {kind}{inside}, expected a tensor; choose one with the setting "
         "model.output=NAME, or compute one with model.output=FILE.py:FUNCTION"
     )
 

@@ -38,10 +38,7 @@ class _Snapshot:
         self.registered = _registered_names(module)
 
     def restore(self) -> list[tuple[Tensor, Tensor]]:
-        """Restore the module.
-
-        Return pairs of a tensor and the values to copy back into it.
-        """
+        """Restore the module. Return pairs of a tensor and the values to copy back into it."""
         module = self.module
         # A module that creates its layers during its first pass has changed permanently.
         if _registered_names(module) == self.registered:

@@ -115,10 +115,7 @@ class HandwrittenCall:
         self._affine_calls = 0
 
     def before(self, operation: Operation, sampled: Sequence[Tensor]) -> bool:
-        """Check an operation before it runs.
-
-        Return True if it computes with data.
-        """
+        """Check an operation before it runs. Return True if it computes with data."""
         if not sampled or operation.takes == "metadata":
             return False
         # Data from elsewhere, such as an attribute, would be a second input.
@@ -232,10 +229,7 @@ class ModuleStack(TorchFunctionMode):
         return wrapper
 
     def around(self, call: ModuleCall) -> Any:
-        """Run a module call, and return its output.
-
-        Subclasses extend this method.
-        """
+        """Run a module call, and return its output. Subclasses extend this method."""
         self.stack.append(call)
         try:
             return call.forward(*call.args, **call.kwargs)
@@ -288,10 +282,7 @@ class SiteNames(ModuleStack):
         self.begin()
 
     def begin(
-        self,
-        *inputs: Tensor,
-        constants: Iterable[Tensor] = (),
-        channels: Sequence[int | None] = (),
+        self, *inputs: Tensor, constants: Iterable[Tensor] = (), channels: Sequence[int | None] = ()
     ) -> None:
         """Begin a forward pass on inputs, batch first, and discard the previous pass's calls."""
         self.restart()
@@ -390,18 +381,12 @@ class SiteNames(ModuleStack):
         return output
 
     def call(self, call: FunctionCall) -> Any:
-        """Call a PyTorch function.
-
-        Subclasses override this method.
-        """
+        """Call a PyTorch function. Subclasses override this method."""
         return call.run()
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Names that `current` may end up with.
-
-        There are none if there is no current name.
-        """
+        """Names that `current` may end up with. There are none if there is no current name."""
         if self.current is None:
             return ()
         if self.handwritten is None:
@@ -422,10 +407,7 @@ class SiteNames(ModuleStack):
     def handwritten_ends(
         self, handwritten: HandwrittenCall, output: Any, name: SiteName | None
     ) -> None:
-        """Handle the end of a possible handwritten activation.
-
-        `name` is None if it is not one.
-        """
+        """Handle the end of a possible handwritten activation. `name` is None if it is not one."""
 
     def around(self, call: ModuleCall) -> Any:
         """Run a module call, which may be a handwritten activation."""
@@ -537,7 +519,6 @@ def running_module(modules: Container[nn.Module]) -> nn.Module | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals["self"] in modules:
-            module: nn.Module = frame.f_locals["self"]
-            return module
+            return frame.f_locals["self"]
         frame = frame.f_back
     return None

@@ -171,7 +171,6 @@ class _NewSettings:
 
 _HAS_PRECISIONS = hasattr(torch._C, "_set_fp32_precision_setter")
 _OPERATIONS = ("matmul", "conv", "rnn")
-_BACKENDS = ("cuda", "mkldnn")
 
 _DEFAULT = "PyTorch's default"
 """Initial setting of an operation: TF32, unless its backend has a different setting."""
@@ -193,15 +192,12 @@ def _set_precisions(explicit: Mapping[tuple[str, str], str]) -> None:
 
 
 def _explicit_precisions() -> dict[tuple[str, str], str]:
-    """Return the setting for each operation and backend.
-
-    It is ``none`` if inherited.
-    """
+    """Return the setting for each operation and backend. It is ``none`` if inherited."""
     explicit = {("generic", "all"): _precision("generic", "all")}
     try:
         # Read each setting while there is nothing to inherit.
         _set_precision("generic", "all", "none")
-        for backend in _BACKENDS:
+        for backend in ("cuda", "mkldnn"):
             explicit[backend, "all"] = _precision(backend, "all")
             _set_precision(backend, "all", "none")
             explicit |= {(backend, op): _precision(backend, op) for op in _OPERATIONS}
@@ -280,10 +276,7 @@ def autocast_now() -> Callable[[], AbstractContextManager[None]]:
 
 @contextmanager
 def _autocast(dtypes: Mapping[str, torch.dtype | None]) -> Iterator[None]:
-    """Set autocast's dtype for each device type.
-
-    None disables autocast.
-    """
+    """Set autocast's dtype for each device type. None disables autocast."""
     with ExitStack() as stack:
         for kind, dtype in dtypes.items():
             if dtype is not None or torch.is_autocast_enabled(kind):

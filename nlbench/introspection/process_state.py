@@ -23,6 +23,8 @@ from torch.utils import _device as torch_device
 from torch.utils import _python_dispatch as dispatch
 from torch.utils.hooks import RemovableHandle
 
+from nlbench.errors import enumerate_names
+
 from .threads import one_measurement
 
 
@@ -49,10 +51,7 @@ class AttributeSnapshot:
         self.update()
 
     def update(self) -> None:
-        """Take the snapshot again.
-
-        Cheap, since only what changed is copied.
-        """
+        """Take the snapshot again. Cheap, since only what changed is copied."""
         if self.covers_imports() and self._is_unchanged():
             return
         self._modules = _modules()
@@ -165,9 +164,6 @@ def _modules() -> dict[str, ModuleType]:
     return namespaces | modules
 
 
-_LEGACY_TYPE = type(torch.FloatTensor)
-"""Type of classes such as `torch.FloatTensor`, of which no tensor is an instance."""
-
 _CLASSES: dict[str, list[type]] = {}
 """The classes of each module, by the module's name."""
 
@@ -181,7 +177,8 @@ def _classes(modules: Mapping[str, ModuleType]) -> dict[type, None]:
 def _is_compared_class(value: object) -> bool:
     # Not `isinstance`, for which some deprecated objects warn.
     kind = type(value)
-    if not issubclass(kind, type) or kind is _LEGACY_TYPE:
+    # Type of classes such as `torch.FloatTensor`, of which no tensor is an instance.
+    if not issubclass(kind, type) or kind is type(torch.FloatTensor):
         return False
     return str(value.__module__).partition(".")[0] in _ROOTS
 
@@ -270,10 +267,7 @@ class Changes(list[str]):
         self.lasting: list[str] = []
 
     def add(self, names: Iterable[tuple[str, bool]], *, is_foreign: bool = False) -> None:
-        """Add names, each with False if it could not be restored.
-
-        See `foreign_changes`.
-        """
+        """Add names, each with False if it could not be restored. See `foreign_changes`."""
         for name, is_restored in names:
             if name not in self:
                 self.append(name)
@@ -284,17 +278,12 @@ class Changes(list[str]):
     def restored(self, doer: str) -> str:
         """Return a remark on what was restored, such as "the pass changed torch.relu"."""
         names = [name for name in self if name not in self.lasting]
-        return f"{doer} changed {_listed(names)}; since restored" if names else ""
+        return f"{doer} changed {enumerate_names(names, 10)}; since restored" if names else ""
 
     def left(self) -> str:
         """Return a remark on what this process can't restore."""
         start = "changed in this process and can't be restored: "
-        return start + _listed(self.lasting) if self.lasting else ""
-
-
-def _listed(names: list[str], most: int = 10) -> str:
-    rest = [f"{len(names) - most} more"] if len(names) > most else []
-    return ", ".join([*names[:most], *rest])
+        return start + enumerate_names(self.lasting, 10) if self.lasting else ""
 
 
 class _Process:
@@ -362,13 +351,10 @@ _KERNEL_KEYS = (
 )
 
 
-_IMPORT_VARIABLES = ("KMP_", "TORCHINDUCTOR_")
-"""Prefixes of variables that scikit-learn and PyTorch set when they are imported."""
-
-
 def _restore_environment(before: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
     for name in sorted({*os.environ, *before}):
-        if os.environ.get(name) == before.get(name) or name.startswith(_IMPORT_VARIABLES):
+        # Prefixes of variables that scikit-learn and PyTorch set when they are imported.
+        if os.environ.get(name) == before.get(name) or name.startswith(("KMP_", "TORCHINDUCTOR_")):
             continue
         if name in before:
             os.environ[name] = before[name]
@@ -389,10 +375,7 @@ def _read(settings: list[_Setting]) -> list[Any]:
 
 
 def _restore(settings: list[_Setting], values: list[Any]) -> Iterator[tuple[str, bool]]:
-    """Restore settings.
-
-    Yield the names of what changed, with False if it still differs.
-    """
+    """Restore settings. Yield the names of what changed, with False if it still differs."""
     for setting, before in zip(settings, values, strict=True):
         if setting.differs(before, setting.read()):
             with contextlib.suppress(Exception):  # A model's mode may raise any.

@@ -45,7 +45,7 @@ def one_measurement() -> Iterator[None]:
             _HOLDS_LOCK.reset(token)
 
 
-def measurement_thread(target: Callable[[], Any], name: str | None = None) -> threading.Thread:
+def measurement_thread(target: Callable[[], Any]) -> threading.Thread:
     """Return a daemon thread that belongs to the caller's measurement, if there is one.
 
     Examples
@@ -59,7 +59,7 @@ def measurement_thread(target: Callable[[], Any], name: str | None = None) -> th
     ...     thread.join()
     measured
     """
-    return threading.Thread(target=copy_context().run, args=(target,), name=name, daemon=True)
+    return threading.Thread(target=copy_context().run, args=(target,), daemon=True)
 
 
 def _renew_lock() -> None:
@@ -73,13 +73,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-MAX_THREADS_PER_CELL = 4
-"""Layers of typical size gain little from more threads, and other cells can use the cores."""
-
-
 def default_threads() -> int:
     """Return the number of PyTorch threads for a cell, independent of the number of workers."""
-    return min(MAX_THREADS_PER_CELL, torch.get_num_threads())
+    # Layers of typical size gain little from more threads, and other cells can use the cores.
+    return min(4, torch.get_num_threads())
 
 
 @contextmanager
@@ -160,10 +157,7 @@ _BLAS_LIMIT = threading.Lock()
 
 @cache
 def _blas_libraries() -> ThreadpoolController:
-    """Find the BLAS libraries of NumPy and SciPy.
-
-    The search takes milliseconds.
-    """
+    """Find the BLAS libraries of NumPy and SciPy. The search takes milliseconds."""
     # Only loaded libraries can be found.
     importlib.import_module("scipy.linalg")
     controller = ThreadpoolController()
@@ -268,10 +262,7 @@ class BackgroundWorkers(Generic[Item]):
             self._wait(-1)
 
     def _wait(self, limit: int) -> None:
-        """Wait until the items that wait or run have at most `limit` bytes.
-
-        With -1, for all.
-        """
+        """Wait until the items that wait or run have at most `limit` bytes. With -1, for all."""
         while self._sizes and sum(self._sizes.values()) > limit:
             for future in wait(self._sizes, return_when=FIRST_COMPLETED).done:
                 del self._sizes[future]

@@ -178,9 +178,6 @@ def _innermost_module(node: fx.Node) -> tuple[str, str]:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_WRAPPERS = (nn.DataParallel, DistributedDataParallel, AveragedModel)
-"""Wrappers that only call their attribute ``module``."""
-
 
 @contextmanager
 def unwrapped(model: nn.Module) -> Iterator[nn.Module]:
@@ -253,7 +250,7 @@ def _inside(module: nn.Module) -> nn.Module:
     while True:
         if _is_compiled(module):
             module = module._orig_mod  # type: ignore[assignment]
-        elif isinstance(module, _WRAPPERS):
+        elif isinstance(module, (nn.DataParallel, DistributedDataParallel, AveragedModel)):
             module = module.module
         elif is_exported(module):
             return ExportedNetwork(module)  # type: ignore[arg-type]

@@ -18,14 +18,7 @@ from typing import Any, get_args
 
 from nlbench import registry
 from nlbench.citation import Source
-from nlbench.errors import (
-    NotFinite,
-    PluginError,
-    RequestError,
-    error_text,
-    nearest,
-    one_line,
-)
+from nlbench.errors import NotFinite, PluginError, RequestError, error_text, nearest, one_line
 from nlbench.options import Option
 
 from .base import INVARIANCES, Measure, MoreMeans
@@ -33,15 +26,9 @@ from .pooled import FunctionMeasure
 from .result import Result, Status, Value
 from .torchmetrics_adapter import metric_measure
 
-BOUNDS_TOLERANCE = 1e-9
-"""Tolerance on a result's bounds, relative to the bound but at least to 1."""
-
 
 def load_measures(names: Iterable[str], warn: Callable[[str], None]) -> list[type[Measure]]:
-    """Load registered measures.
-
-    Skip those matched by a glob that can't be loaded.
-    """
+    """Load registered measures. Skip those matched by a glob that can't be loaded."""
     patterns = list(names)
     loaded: list[type[Measure]] = []
     for name in registry.expand("measures", patterns):
@@ -62,10 +49,7 @@ def load_measure(name: str) -> type[Measure]:
 
 
 def checked_measure(measure: object, name: str | None = None) -> type[Measure]:
-    """Convert an object to a measure whose probe is registered.
-
-    See `as_measure`.
-    """
+    """Convert an object to a measure whose probe is registered. See `as_measure`."""
     checked = as_measure(measure, name)
     probes = registry.entries("probes")
     if checked.name in probes:
@@ -325,4 +309,5 @@ def _check_bounds(value: Value, bounds: tuple[float, float]) -> None:
 
 
 def _tolerance(bound: float) -> float:
-    return 0.0 if math.isinf(bound) else BOUNDS_TOLERANCE * max(1.0, abs(bound))
+    # Tolerance on a result's bounds, relative to the bound but at least to 1.
+    return 0.0 if math.isinf(bound) else 1e-9 * max(1.0, abs(bound))

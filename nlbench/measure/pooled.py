@@ -26,10 +26,7 @@ ROW_LIMIT = 1024
 
 
 class Accumulator(ABC):
-    """State of one site, updated batch by batch.
-
-    See `PooledMeasure`.
-    """
+    """State of one site, updated batch by batch. See `PooledMeasure`."""
 
     @abstractmethod
     def add(self, x: Tensor, y: Tensor) -> None:
@@ -211,10 +208,7 @@ class FunctionMeasure(PooledMeasure):
         return ROW_LIMIT
 
     def take(self, accumulator: _Scores, observation: SiteBatch) -> None:
-        """Score one batch at one site.
-
-        Skip it if its score is undefined.
-        """
+        """Score one batch at one site. Skip it if its score is undefined."""
         try:
             super().take(accumulator, observation)
         except Undefined as error:

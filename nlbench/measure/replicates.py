@@ -41,8 +41,7 @@ def group_index(sample_index: Index) -> Index:
     >>> [group_index(index) for index in (0, 1, 7, 8)]
     [0, 1, 7, 0]
     """
-    group: Index = sample_index % GROUPS
-    return group
+    return sample_index % GROUPS
 
 
 def standard_error(replicates: Sequence[float]) -> float | None:

@@ -207,8 +207,7 @@ class Result:
         return sum(value.status == "ok" for value in self.values), len(self.values)
 
     def _repr_html_(self) -> str:
-        html: str = load_reports().render_html(self)
-        return html
+        return load_reports().render_html(self)
 
     @classmethod
     def missing(

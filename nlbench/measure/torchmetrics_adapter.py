@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 class MetricMeasure(PooledMeasure):
-    """A site measure that passes a site's input and output to a metric.
-
-    See `metric_measure`.
-    """
+    """A site measure that passes a site's input and output to a metric. See `metric_measure`."""
 
     metric: ClassVar[Any]
 

@@ -27,10 +27,7 @@ OnStep = Callable[[], None]
 
 
 class Listener(Protocol):
-    """The interface through which probes update a measure.
-
-    Its errors don't reach the probe.
-    """
+    """The interface through which probes update a measure. Its errors don't reach the probe."""
 
     def update(self, observation: Any, order: tuple[int, ...] | None = None) -> None:
         """Add one observation.
@@ -79,9 +76,7 @@ class ProbePass:
 
 
 class ProbeFacts(TypedDict, total=False):
-    """Facts about a pass, which are recorded with its results.
-
-    Plugins may add other keys.
+    """Facts about a pass, which are recorded with its results. Plugins may add other keys.
 
     The number of ``samples`` or ``segments`` is the ``n`` of each result. Remarks and reasons are
     printed next to the results: ``remarks`` and ``undefined`` are keyed by place.

@@ -77,8 +77,7 @@ def from_plain(kind: type[T], content: object, label: str) -> T:
     ValueError: source.citation is of type int, expected a string
     """
     annotation: Any = kind
-    value: T = _reader(annotation)(content, label)
-    return value
+    return _reader(annotation)(content, label)
 
 
 # Python types for each JSON type, and its name in messages.
@@ -135,8 +134,7 @@ def _json_type(annotation: Any) -> type:
         return dict
     if origin in (Sequence, list, tuple):
         return list
-    plain: type = str if origin is Literal else origin
-    return plain
+    return str if origin is Literal else origin
 
 
 def _union_reader(kinds: Sequence[Any]) -> Reader:

@@ -17,8 +17,6 @@ from typing import Any
 
 from nlbench.errors import RequestError, one_line, system_text
 
-_PART_NAME = re.compile(r"\..+\.\w+\.part")
-
 MAX_JSON_DEPTH = 32
 """Maximum nesting depth of a JSON file; nlbench's own files have about six levels."""
 
@@ -196,10 +194,7 @@ def make_folder(path: Path) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove unfinished files from killed processes.
-
-    No other process may be writing.
-    """
+    """Remove unfinished files from killed processes. No other process may be writing."""
     for entry in list(folder.iterdir()):
         if is_part(entry):
             with contextlib.suppress(OSError):
@@ -208,7 +203,7 @@ def remove_parts(folder: Path) -> None:
 
 def is_part(path: Path) -> bool:
     """Return True for an unfinished file from `write_atomically`."""
-    return _PART_NAME.fullmatch(path.name) is not None and path.is_file()
+    return re.fullmatch(r"\..+\.\w+\.part", path.name) is not None and path.is_file()
 
 
 def _sync_folder(folder: Path) -> None:
@@ -226,10 +221,7 @@ _CHECKSUM = "checksum"
 
 
 def dump_versioned(content: Mapping[str, Any], *, finite: bool = True) -> str:
-    """Serialize the content of a file.
-
-    With `finite`, raise for NaN or infinity.
-    """
+    """Serialize the content of a file. With `finite`, raise for NaN or infinity."""
     versioned = {"format": FORMAT, **content}
     return json.dumps(versioned, indent=1, allow_nan=not finite, default=_plain) + "\n"
 

@@ -54,10 +54,7 @@ class LockedFolder:
             self._handle = None
 
     def remove_parts(self) -> None:
-        """Remove partial files left by killed processes.
-
-        The folder must be locked.
-        """
+        """Remove partial files left by killed processes. The folder must be locked."""
         for folder in unique((self.path, self._locked_folder)):
             remove_parts(folder)
 
@@ -71,10 +68,7 @@ class LockedFolder:
         self.write(self.manifest_file, dump_versioned(content, finite=False))
 
     def write(self, file: Path, text: str) -> None:
-        """Write a file atomically.
-
-        Raise if the locked folder has been replaced.
-        """
+        """Write a file atomically. Raise if the locked folder has been replaced."""
         folder = self._locked_folder
         if self._handle is not None:
             try:

@@ -129,10 +129,7 @@ def make_manifest(
     command: str = "",
     created: str | None = None,
 ) -> Manifest:
-    """Create a manifest without records.
-
-    See `Manifest.describe_records`.
-    """
+    """Create a manifest without records. See `Manifest.describe_records`."""
     return Manifest(
         nlbench=machine.environment["packages"]["nlbench"] or "",
         created=created or now(),

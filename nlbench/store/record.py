@@ -52,10 +52,7 @@ class RecordedMeasure:
 
     @classmethod
     def of(
-        cls,
-        measure: type[Measure],
-        options: Mapping[str, OptionValue],
-        errors: str | None = None,
+        cls, measure: type[Measure], options: Mapping[str, OptionValue], errors: str | None = None
     ) -> RecordedMeasure:
         """Describe a measure and its resolved options."""
         low, high = (x if math.isfinite(x) else None for x in measure.bounds_of(options))
@@ -150,9 +147,7 @@ class Record:
 
 
 def reading_problem(record: Record) -> str:
-    """Return why a record can't be read back from its file.
-
-    Empty if it can.
+    """Return why a record can't be read back from its file. Empty if it can.
 
     Results and facts come from plugins, and a single bad file would make the run unreadable.
     """
@@ -191,10 +186,8 @@ def is_plain_name(name: object) -> bool:
     >>> is_plain_name("3f2a"), is_plain_name("../3f2a"), is_plain_name("a/b"), is_plain_name("")
     (True, False, False, False)
     """
-    return isinstance(name, str) and _PLAIN_NAME.fullmatch(name) is not None
-
-
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+    form = r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}"
+    return isinstance(name, str) and re.fullmatch(form, name) is not None
 
 
 K = TypeVar("K")
@@ -262,24 +255,22 @@ def difference_text(record: Record, key: tuple[object, ...]) -> str:
             )
 
 
-_CONTENT_FIELDS = ("weights_hash", "sample_hash", "preprocessing")
-
-
 def recorded_facts(records: Iterable[Record]) -> dict[str, Mapping[str, Any]]:
     """Return the facts that all cells of a subject must share, keyed by subject key."""
     facts: dict[str, Mapping[str, Any]] = {}
     for record in records:
         subject = record.subject
         if subject.key and record.is_done:
-            content = {name: getattr(subject, name) for name in _CONTENT_FIELDS}
-            facts[subject.key] = {name: fact for name, fact in content.items() if fact is not None}
+            facts[subject.key] = {
+                name: fact
+                for name in ("weights_hash", "sample_hash", "preprocessing")
+                if (fact := getattr(subject, name)) is not None
+            }
     return facts
 
 
 def changed_subject(facts: SubjectFacts, recorded: Mapping[str, Any]) -> str:
-    """Describe how a loaded subject differs from its recorded facts.
-
-    Empty if they agree.
+    """Describe how a loaded subject differs from its recorded facts. Empty if they agree.
 
     Examples
     --------

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, enumerate_names
 from nlbench.measure import Result
 from nlbench.parsers import unique
 from nlbench.reporting import load_reports
@@ -94,12 +94,17 @@ class Run:
             if record.result.status == "ok" and "value" in record.result.summary:
                 values.append(f"{record.result.summary['value']:.4g}")
         measures = [
-            f"{name} ({_first_names(values)})" if values else name for name, values in texts.items()
+            f"{name} ({enumerate_names(values, 3)})" if values else name
+            for name, values in texts.items()
         ]
         statuses = [record.result.status for record in self.records]
         counts = ", ".join(f"{statuses.count(s)} {s}" for s in unique(statuses))
         where = f" in {self.path}" if self.path else ""
-        cells = f"{_first_names(models)} by {_first_names(measures)}" if statuses else "no cells"
+        cells = (
+            f"{enumerate_names(models, 3)} by {enumerate_names(measures, 3)}"
+            if statuses
+            else "no cells"
+        )
         return f"<Run{where}: {cells}{f': {counts}' if counts else ''}>"
 
     @property
@@ -126,8 +131,7 @@ class Run:
 
     def report(self, output: str | Path) -> Path:
         """Write the run as an HTML page, like ``nlbench report``, and return its path."""
-        page: Path = load_reports().write_page([self], Path(output))
-        return page
+        return load_reports().write_page([self], Path(output))
 
     def leaderboard(
         self,
@@ -137,9 +141,7 @@ class Run:
         full: bool = False,
         reference: bool = False,
     ) -> pd.DataFrame:
-        """Rank the subjects, with intervals.
-
-        Checkpoints of a training run are ordered by step.
+        """Rank the subjects, with intervals. Checkpoints of a training run are ordered by step.
 
         Parameters
         ----------
@@ -161,20 +163,17 @@ class Run:
             One row per subject; the columns are ``(measure, field)``, where ``field`` is
             ``value``, ``error``, ``low``, ``high`` or ``rank``.
         """
-        board: pd.DataFrame = load_reports().rank_subjects(
+        return load_reports().rank_subjects(
             self, measures, seeds=seeds, full=full, reference=reference
         )
-        return board
 
     def agreement(self) -> pd.DataFrame:
         """Correlate each pair of measures across networks, and across sites within networks."""
-        table: pd.DataFrame = load_reports().correlate_pairs(self)
-        return table
+        return load_reports().correlate_pairs(self)
 
     def signature(self, subject: str | None = None, measure: str | None = None) -> Signature:
         """Return a measure's signature for the subject with the given label."""
-        signature: Signature = load_reports().make_signature(self, subject, measure)
-        return signature
+        return load_reports().make_signature(self, subject, measure)
 
     def figure(
         self,
@@ -222,20 +221,17 @@ class Run:
         >>> run.figure("strip").to_bytes()[:4]
         b'%PDF'
         """
-        figure: Figure = load_reports().paper_figure(
+        return load_reports().paper_figure(
             self, form, measure=measure, subject=subject, other=other, width=width, format=format
         )
-        return figure
 
     def fingerprint(self, measure: str | None = None, ax: Axes | None = None) -> Figure:
         """Plot each network as a strip along its depth, coloured by score."""
-        figure: Figure = load_reports().plot_fingerprint(self, measure, ax)
-        return figure
+        return load_reports().plot_fingerprint(self, measure, ax)
 
     def plot(self, measure: str, ax: Axes | None = None) -> Figure:
         """Plot a measure's value at each place, with one series per subject."""
-        figure: Figure = load_reports().plot_places(self, measure, ax)
-        return figure
+        return load_reports().plot_places(self, measure, ax)
 
     def similarity(
         self,
@@ -272,8 +268,7 @@ class Run:
         """
         # Imported by name, since it loads subjects and a run is only a store of records.
         compute = import_module("nlbench.representations").similarity
-        matrix: Similarity = compute(self, other, subject=subject, against=against, device=device)
-        return matrix
+        return compute(self, other, subject=subject, against=against, device=device)
 
     def weight_linearity(
         self, *, since: str = "previous", directions: int = 64, device: str = "auto"
@@ -289,31 +284,22 @@ class Run:
             If no network has two checkpoints, or one has changed.
         """
         compute = import_module("nlbench.weight_linearity").weight_linearity_of_run
-        frame: pd.DataFrame = compute(self, since=since, directions=directions, device=device)
-        return frame
+        return compute(self, since=since, directions=directions, device=device)
 
     def to_latex(self, *, ranks: bool = True, error: bool = False) -> str:
         """Return the leaderboard as a LaTeX table with booktabs rules, with errors on request."""
-        table: str = load_reports().to_latex(self, ranks=ranks, error=error)
-        return table
+        return load_reports().to_latex(self, ranks=ranks, error=error)
 
     def to_markdown(self, *, ranks: bool = True) -> str:
         """Return the leaderboard as a Markdown table."""
-        table: str = load_reports().to_markdown(self, ranks=ranks)
-        return table
+        return load_reports().to_markdown(self, ranks=ranks)
 
     def to_parquet(self, path: str | Path) -> Path:
         """Write the tidy table as Parquet, which requires pyarrow, and return its path."""
-        file: Path = load_reports().to_parquet(self.scores, path)
-        return file
+        return load_reports().to_parquet(self.scores, path)
 
     def _repr_html_(self) -> str:
-        html: str = load_reports().render_html(self)
-        return html
-
-
-def _first_names(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        return load_reports().render_html(self)
 
 
 def compare(first: Run, second: Run) -> Any:

@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-TABLE_SECONDS = 30.0
-"""Minimum time between updates of the table while cells are being added."""
-
 _CHECKPOINTS = "checkpoints"
 
 SUPERSEDED = "superseded"
@@ -74,10 +71,7 @@ class RunFolder(LockedFolder):
         return self.cells / f"{key}.json"
 
     def holds_a_run(self) -> bool:
-        """Return True for a run and False for an unused folder.
-
-        Raise for anything else.
-        """
+        """Return True for a run and False for an unused folder. Raise for anything else."""
         if self._is_free():
             return False
         if self.manifest_file.is_file():
@@ -210,7 +204,8 @@ class RunFolder(LockedFolder):
             self.write(self.record_file(record.key), record.to_json())
             self.records[record.key] = record
         # Writing takes longer as the run grows, and is limited to a tenth of the total time.
-        if time.perf_counter() - self._written > max(TABLE_SECONDS, 10 * self._write_seconds):
+        # Minimum time between updates of the table while cells are being added.
+        if time.perf_counter() - self._written > max(30.0, 10 * self._write_seconds):
             self.write_table()
 
     def write_table(self, *, unfinished: bool = True) -> None:
@@ -280,10 +275,7 @@ class RunFolder(LockedFolder):
             return False
 
     def remove(self) -> None:
-        """Remove the folder of a run without cells.
-
-        Keep it if it contains anything else.
-        """
+        """Remove the folder of a run without cells. Keep it if it contains anything else."""
         with contextlib.suppress(OSError):
             # Called first, since it fails if there is a cell.
             self.cells.rmdir()
@@ -332,10 +324,7 @@ COLUMNS = (
 
 
 def tidy_table(records: Iterable[Record]) -> pd.DataFrame:
-    """Build the table of records.
-
-    See `nlbench.Run.scores`.
-    """
+    """Build the table of records. See `nlbench.Run.scores`."""
     import pandas as pd
 
     rows = [row for record in records for row in _rows(record)]
@@ -358,8 +347,7 @@ def table_text(table: pd.DataFrame) -> str:
     """Return a table as CSV, escaping any text that a spreadsheet would evaluate."""
     texts = [name for name in table.columns if name not in ("seed", "value", "n")]
     safe = table.assign(**{name: table[name].map(_safe_cell) for name in texts})
-    text: str = safe.to_csv(index=False)
-    return text
+    return safe.to_csv(index=False)
 
 
 def _safe_cell(text: str) -> str:

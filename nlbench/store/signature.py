@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.measure import Result, summarize
@@ -126,8 +129,6 @@ class Signature:
 
         Raises
         ------
-        nlbench.RequestError
-            If the package dtaidistance is not installed.
         nlbench.Undefined
             If no site of either signature has a value.
 
@@ -138,16 +139,9 @@ class Signature:
         >>> short.dtw(long)
         0.0
         """
-        try:
-            from dtaidistance import dtw
-        except ImportError as error:
-            raise RequestError(
-                "distances between signatures require the package dtaidistance; "
-                "pip install 'nlbench[signatures]'"
-            ) from error
         if not (self.defined and other.defined):
             raise Undefined("no site of the signature has a value")
-        return float(dtw.distance(list(self.defined), list(other.defined)))
+        return float(dtw_distances([self.defined, other.defined])[0, 1])
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot the values of the sites in call order, by default in a new figure."""
@@ -195,6 +189,47 @@ class Signature:
         spread = f"{min(values):.4g} to {max(values):.4g}" if values else "no value"
         name = f"{self.name}, " if self.name else ""
         return f"<Signature: {name}{len(self)} sites, {spread}>"
+
+
+def dtw_distances(signatures: Sequence[ArrayLike]) -> NDArray[np.float64]:
+    """Compute the dynamic-time-warping distance (n, n) between all pairs of signatures (d_i,).
+
+    See `Signature.dtw`.
+
+    References
+    ----------
+    H. Sakoe, S. Chiba, "Dynamic programming algorithm optimization for spoken word
+    recognition", IEEE Transactions on Acoustics, Speech, and Signal Processing 26, 1978.
+
+    Examples
+    --------
+    >>> dtw_distances([[0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 3.0]]).tolist()
+    [[0.0, 0.0, 2.0], [0.0, 0.0, 2.23606797749979], [2.0, 2.23606797749979, 0.0]]
+    """
+    values = [np.asarray(signature, dtype=np.float64) for signature in signatures]
+    lengths = np.array([len(signature) for signature in values])
+    n = len(values)
+    longest = int(lengths.max(initial=1))
+    # Entries of the recursion depend only on earlier ones, so padding changes nothing: each pair's
+    # distance is read at the ends of its two signatures.
+    padded = np.zeros((n, longest))
+    for position, signature in enumerate(values):
+        padded[position, : len(signature)] = signature
+    first, second = np.triu_indices(n, 1)
+    squares = np.zeros(len(first))
+    previous = np.full((longest + 1, len(first)), np.inf)
+    previous[0] = 0.0
+    for i in range(longest):
+        row = np.full_like(previous, np.inf)
+        for j in range(longest):
+            step = (padded[first, i] - padded[second, j]) ** 2
+            row[j + 1] = step + np.minimum(np.minimum(previous[j], previous[j + 1]), row[j])
+        ends = np.nonzero(lengths[first] == i + 1)[0]
+        squares[ends] = row[lengths[second[ends]], ends]
+        previous = row
+    distances = np.zeros((n, n))
+    distances[first, second] = distances[second, first] = np.sqrt(squares)
+    return distances
 
 
 def module_of(model: nn.Module, site: str) -> nn.Module:

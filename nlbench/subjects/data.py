@@ -49,10 +49,7 @@ class Data(Protocol):
         """Convert images, as in `Sample.images`, to network inputs."""
 
     def sample(self, count: int | None, *, split: str = "test", seed: int = 0) -> Sample:
-        """Draw samples without replacement.
-
-        The same seed yields the same samples.
-        """
+        """Draw samples without replacement. The same seed yields the same samples."""
 
 
 @dataclass(frozen=True)
@@ -307,12 +304,8 @@ def dataset(**declared: Any) -> Callable[[BuildFunction], BuildFunction]:
 
 
 def dataset_info(build: Callable[..., Any]) -> DatasetInfo:
-    """Return a dataset's declaration.
-
-    An undecorated function has the default one.
-    """
-    info: DatasetInfo = getattr(build, "__nlbench_dataset__", DatasetInfo())
-    return info
+    """Return a dataset's declaration. An undecorated function has the default one."""
+    return getattr(build, "__nlbench_dataset__", DatasetInfo())
 
 
 def settings_owners(name: str, info: DatasetInfo) -> list[str]:

@@ -12,9 +12,7 @@ from nlbench.serialization.fields import extra_fields
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectFacts:
-    """The recorded facts about a subject.
-
-    Unknown facts are None.
+    """The recorded facts about a subject. Unknown facts are None.
 
     Examples
     --------

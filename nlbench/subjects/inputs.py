@@ -666,10 +666,7 @@ def _constant_like(value: Any, packed: Tensor, dtype: torch.dtype | None) -> Any
 
 
 def _dense(tensor: Tensor, position: str) -> Tensor:
-    """Convert a tensor to a plain `Tensor`.
-
-    Raise unless it is dense and has values.
-    """
+    """Convert a tensor to a plain `Tensor`. Raise unless it is dense and has values."""
     if tensor.layout != torch.strided or tensor.is_nested:
         raise RequestError(f"inputs{position}: a sparse or nested tensor, expected a dense one")
     if tensor.is_meta:

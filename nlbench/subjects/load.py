@@ -82,10 +82,7 @@ def _initialize_lazy(model: nn.Module, dataset: Data) -> None:
 
 
 def _arguments(name: str, dataset: Data, accepted: set[str]) -> dict[str, Any]:
-    """Return the builder's arguments.
-
-    Raise if the model is incompatible with the data.
-    """
+    """Return the builder's arguments. Raise if the model is incompatible with the data."""
     shape = tuple(dataset.shape)
     arguments: dict[str, Any] = {"input_shape": shape, "num_classes": dataset.classes or None}
     if len(shape) == 3:
@@ -105,10 +102,7 @@ CALIBRATION_BATCH = 128
 
 
 def load_dataset(name: str, options: Mapping[str, OptionValue | str] | None = None) -> Data:
-    """Open a registered dataset.
-
-    Options that are not passed take their defaults.
-    """
+    """Open a registered dataset. Options that are not passed take their defaults."""
     build = registry.load("datasets", name)
     dataset = build(**resolve_options(dataset_info(build).options, options or {}, owner=name))
     required = ("name", "shape", "classes", "preprocessing", "source", "normalize", "sample")
@@ -118,8 +112,7 @@ def load_dataset(name: str, options: Mapping[str, OptionValue | str] | None = No
             f"dataset '{name}' returns a {type(dataset).__name__} without {missing[0]}, expected "
             "nlbench.Dataset or an object with the same attributes"
         )
-    opened: Data = dataset
-    return opened
+    return dataset
 
 
 def apply_transform(
@@ -173,10 +166,7 @@ class ModelSource:
         return build_model(spec.model, self.dataset, spec.seed, arguments)
 
     def build(self) -> tuple[nn.Module, dict[str, str]]:
-        """Build the network with its weights on the CPU.
-
-        Return it and the weights' metadata.
-        """
+        """Build the network with its weights on the CPU. Return it and the weights' metadata."""
         model = self.fresh()
         file = self.weights.file
         if file is None:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 ANY_DATA = "*"
 """Key for a checkpoint that doesn't depend on the dataset."""
 
-DEFAULT_DATA = "digits"
-
 
 @dataclass(frozen=True)
 class ModelInfo:
@@ -101,7 +99,7 @@ def default_data(name: str) -> str:
     >>> default_data("vgg8")
     'digits'
     """
-    return declared_info(name).data or DEFAULT_DATA
+    return declared_info(name).data or "digits"
 
 
 def declared_info(name: str) -> ModelInfo:
@@ -113,12 +111,8 @@ def declared_info(name: str) -> ModelInfo:
 
 
 def model_info(build: Callable[..., Any]) -> ModelInfo:
-    """Return a model's declaration.
-
-    An undecorated function has the default one.
-    """
-    info: ModelInfo = getattr(build, "__nlbench_model__", ModelInfo())
-    return info
+    """Return a model's declaration. An undecorated function has the default one."""
+    return getattr(build, "__nlbench_model__", ModelInfo())
 
 
 MODEL_OWNER = "model"
@@ -163,10 +157,7 @@ def check_arguments(
     required: Iterable[str],
     owner: str,
 ) -> None:
-    """Raise if a required argument is missing or one is not known.
-
-    None: any is known.
-    """
+    """Raise if a required argument is missing or one is not known. None: any is known."""
     missing = [argument for argument in required if argument not in passed]
     if missing:
         expected = " ".join(f"--set {owner}.{argument}=VALUE" for argument in missing)

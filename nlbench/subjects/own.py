@@ -255,10 +255,7 @@ class OwnCode:
 
     @property
     def definition(self) -> ast.AST | None:
-        """The class, function or expression that defines the object.
-
-        None if it is imported.
-        """
+        """The class, function or expression that defines the object. None if it is imported."""
         return self.file.definitions().get(self.name, (None, None))[0]
 
     @property
@@ -325,9 +322,7 @@ class OwnModel(OwnCode):
     def __nlbench_model__(self) -> ModelInfo:
         parameters = self.parameters
         return ModelInfo(
-            fingerprint=self.fingerprint,
-            options=parameters.options,
-            required=parameters.required,
+            fingerprint=self.fingerprint, options=parameters.options, required=parameters.required
         )
 
     def builder(self, seed: int) -> Callable[..., Any]:
@@ -471,7 +466,7 @@ def output_function(choice: str) -> Callable[[Any], Any] | None:
     if not callable(function):
         kind = type(function).__name__
         raise RequestError(f"model.output: {choice} is a {kind}, expected a function")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def output_version(choice: object) -> str:

@@ -25,8 +25,6 @@ from .samples import MAX_SAMPLE_BYTES, InMemoryItems, joined
 Read = Callable[[Any], tuple[Tensor, Tensor | None]]
 """Returns the inputs of a batch, and its labels if they are class indices."""
 
-_NO_LABELS = "; labels that are no class indices are left out"
-
 
 class ForeignItems(TorchDataset[tuple[Tensor, int]]):
     """Items of a dataset in PyTorch's form, read as batches.
@@ -104,7 +102,7 @@ class _Source:
         )
         note = self._note
         if not has_labels and _split(self._label, self._first)[1] is not None:
-            note += _NO_LABELS
+            note += "; labels that are no class indices are left out"
         classes = _class_count(self._items, items) if has_labels else 0
         dataset = make_dataset(self._label, items, classes, f"as {self._label} has it{note}")
         if _is_array(self._first) or _is_labelled_array(self._first):

@@ -122,10 +122,7 @@ class Batches:
         return known is None or known > count
 
     def head_labels(self, count: int) -> Tensor | None:
-        """Return the labels of the samples returned by `head`.
-
-        Return None if a batch has none.
-        """
+        """Return the labels of the samples returned by `head`. Return None if a batch has none."""
         if not self._labels or any(labels is None for labels in self._labels):
             return None
         return torch.cat(self._labels)[: max(count, 1)]  # type: ignore[arg-type]

@@ -124,10 +124,7 @@ class SourceFile:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """The parsed source.
-
-        An error if it isn't valid Python.
-        """
+        """The parsed source. An error if it isn't valid Python."""
         try:
             return _parse(_read(self.file))
         except (SyntaxError, ValueError, RecursionError) as error:

@@ -39,9 +39,7 @@ AVERAGE_COUNTER = "n_averaged"
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Read the metadata of a safetensors file.
-
-    There are none if the file can't be read as one.
+    """Read the metadata of a safetensors file. There are none if the file can't be read as one.
 
     Examples
     --------
@@ -360,10 +358,7 @@ def _plain_data_allowed() -> Iterator[None]:
 
 
 def _convert(tensor: torch.Tensor, target: torch.Tensor, name: str, path: Path) -> torch.Tensor:
-    """Return a tensor in the model's dtype.
-
-    Raise if it doesn't fit.
-    """
+    """Return a tensor in the model's dtype. Raise if it doesn't fit."""
     import torch
 
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:

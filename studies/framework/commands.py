@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nlbench import registry
-from nlbench.cli.common import (
-    Interrupted,
-    command_line,
-    name_completer,
-    parse_folder,
-    split_names,
-)
+from nlbench.cli.common import Interrupted, command_line, name_completer, parse_folder, split_names
 from nlbench.cli.parameters import Device, ProgressStyle
 from nlbench.errors import NlbenchError, PluginError, RequestError
 from nlbench.parsers import parse_seeds

@@ -15,8 +15,6 @@ from nlbench.parsers import unique
 from .trends import SIGNIFICANCE
 
 MIN_NETWORKS = 4
-RESIDUAL_DECIMALS = 10
-"""Number of decimals to which residual scores (of order 1) are rounded, to restore exact ties."""
 
 Array = NDArray[np.float64]
 Group = tuple[ArrayLike, ArrayLike, Sequence[ArrayLike], Sequence[Hashable]]
@@ -64,7 +62,8 @@ def _tau_with_influence(variables: Array) -> tuple[float, Array]:
     scores = special.ndtri(ranks / (ranks.shape[-1] + 1))
     design = np.stack([np.ones_like(scores[0]), *scores[2:]], -1)
     residuals = scores[:2] - scores[:2] @ (design @ np.linalg.pinv(design))
-    residuals = np.round(residuals, RESIDUAL_DECIMALS)
+    # Number of decimals to which residual scores (of order 1) are rounded, to restore exact ties.
+    residuals = np.round(residuals, 10)
     first, second = np.sign(residuals[:, :, None] - residuals[:, None])
     concordant = (first * second).sum(1)
     untied = np.abs(first).sum(1), np.abs(second).sum(1)

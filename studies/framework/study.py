@@ -80,10 +80,7 @@ class Study(ABC):
 
     @abstractmethod
     def measure(self, context: Context) -> Runs:
-        """Run the measurements needed to answer the question.
-
-        Return the runs, keyed by part.
-        """
+        """Run the measurements needed to answer the question. Return the runs, keyed by part."""
 
     @abstractmethod
     def analyse(self, runs: Runs) -> Findings:

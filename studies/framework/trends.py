@@ -140,9 +140,7 @@ def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
 
 
 def network_interval(values: ArrayLike) -> Interval:
-    """Compute the 95% t interval for a mean over networks.
-
-    It is NaN for fewer than three networks.
+    """Compute the 95% t interval for a mean over networks. It is NaN for fewer than three networks.
 
     Examples
     --------

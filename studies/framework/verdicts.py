@@ -120,12 +120,8 @@ def in_most_networks(
     return Decision(None)
 
 
-def sign_test_power(
-    networks: int, fraction: float = CLAIMED_FRACTION, chance: float = 0.5
-) -> float:
-    """Compute the probability that the test accepts a claim that holds for a fraction.
-
-    For a sign test it is also that of rejecting a claim that holds for 1 - `fraction`.
+def sign_test_power(networks: int, chance: float = 0.5) -> float:
+    """Compute the probability that the test accepts a claim that holds for `CLAIMED_FRACTION`.
 
     Examples
     --------
@@ -133,7 +129,7 @@ def sign_test_power(
     [0.0, 0.0, 0.89, 0.99]
     """
     counts = np.arange(networks + 1)
-    probabilities = stats.binom.pmf(counts, networks, fraction)
+    probabilities = stats.binom.pmf(counts, networks, CLAIMED_FRACTION)
     return float(probabilities[_exceeds(counts, networks, chance)].sum())
 
 
@@ -166,10 +162,7 @@ def mean_above(values: ArrayLike, bound: float = 0.0) -> Decision:
 
 
 def mean_below(values: ArrayLike, bound: float = 0.0) -> Decision:
-    """Test whether the mean over networks lies below a bound.
-
-    See `mean_above`.
-    """
+    """Test whether the mean over networks lies below a bound. See `mean_above`."""
     return mean_above(-_array(values), -bound)
 
 
@@ -412,17 +405,17 @@ def correlation_text(symbol: str, correlation: Correlation) -> str:
     return f"{symbol} = {correlation.text}, {correlation.n} networks"
 
 
-def mean_and_spread(values: ArrayLike, form: str = ".2f") -> str:
+def mean_and_spread(values: ArrayLike) -> str:
     """Format a mean, and the standard deviation if there are several values.
 
     Examples
     --------
-    >>> mean_and_spread([1.0, 3.0]), mean_and_spread([2.0], ".1f")
-    ('2.00 ± 1.41', '2.0')
+    >>> mean_and_spread([1.0, 3.0]), mean_and_spread([2.0])
+    ('2.00 ± 1.41', '2.00')
     """
     array = _array(values)
-    spread = f" ± {array.std(ddof=1):{form}}" if len(array) > 1 else ""
-    return f"{array.mean():{form}}{spread}"
+    spread = f" ± {array.std(ddof=1):.2f}" if len(array) > 1 else ""
+    return f"{array.mean():.2f}{spread}"
 
 
 def range_text(values: ArrayLike, form: str = ".2f") -> str:

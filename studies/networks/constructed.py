@@ -89,10 +89,7 @@ def _spiral(inputs: int, _: str, turns: float) -> nn.Module:
 
 
 def _product(inputs: int, _: str, k: float) -> nn.Module:
-    """Build products of k neighbouring inputs.
-
-    For inputs of ±1, these are parities.
-    """
+    """Build products of k neighbouring inputs. For inputs of ±1, these are parities."""
 
     class Product(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -137,8 +134,7 @@ class _Block(nn.Module):
         self.branch = nn.Sequential(hidden, activation, _linear(width, inputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.amount * self.branch(x)
-        return out
+        return x + self.amount * self.branch(x)
 
 
 def _residual(inputs: int, _: str, alpha: float) -> nn.Module:
@@ -147,10 +143,7 @@ def _residual(inputs: int, _: str, alpha: float) -> nn.Module:
 
 
 def _attention(inputs: int, _: str, sharpness: float) -> nn.Module:
-    """Build one attention head over tokens.
-
-    With sharpness 0, it averages the tokens.
-    """
+    """Build one attention head over tokens. With sharpness 0, it averages the tokens."""
     size = inputs // TOKENS
 
     class Attention(nn.Module):
@@ -209,10 +202,7 @@ class _Polynomial(nn.Module):
 
 
 def _held_out(inputs: int, kind: str, amount: float) -> nn.Module:
-    """Build a network of a held-out ladder.
-
-    See `held_out.draw`.
-    """
+    """Build a network of a held-out ladder. See `held_out.draw`."""
     drawn = draw(kind)
     if drawn.form == "function":
         return nn.Sequential(_Polynomial(drawn.coefficients, amount), _mixing(inputs))

@@ -28,10 +28,7 @@ class Drawn(Family):
     description = "ReLU networks without biases, Gaussian weights; variance 2: He initialization"
 
     def names(self) -> Sequence[str]:
-        """Return examples of names.
-
-        Other numbers are also valid.
-        """
+        """Return examples of names. Other numbers are also valid."""
         return ("depth8-variance2", "depth8-variance4")
 
     def load(self, name: str) -> Callable[..., nn.Module]:

@@ -143,8 +143,7 @@ class _LinearMap(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         (matrix,) = ctx.saved_tensors
-        moved: Tensor = tangent @ matrix
-        return moved
+        return tangent @ matrix
 
 
 class _SampleShift(torch.autograd.Function):
@@ -173,8 +172,7 @@ class Formula(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the formula."""
-        value: Tensor = _Formula.apply(x, self.name, self.amount)
-        return value
+        return _Formula.apply(x, self.name, self.amount)
 
 
 class LinearMap(nn.Module):
@@ -186,8 +184,7 @@ class LinearMap(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply by the matrix."""
-        mapped: Tensor = _LinearMap.apply(x, self.matrix)
-        return mapped
+        return _LinearMap.apply(x, self.matrix)
 
 
 class SampleShift(nn.Module):
@@ -201,8 +198,7 @@ class SampleShift(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Shift the inputs by one sample."""
-        moved: Tensor = _SampleShift.apply(x)
-        return moved
+        return _SampleShift.apply(x)
 
 
 register_op(_Formula, kind="formula", modules=(Formula,))

@@ -30,7 +30,6 @@ ACTIVATIONS: Mapping[str, str] = {
 }
 """PyTorch modules by activation; all have their default parameters."""
 
-LISTED_ORDERS = (1, 2, 3, 5, 7, 11, 41)
 MAX_ORDER = 999
 
 
@@ -48,7 +47,7 @@ class Functions(Family):
 
     def names(self) -> Sequence[str]:
         """Return the names of the activations and of some powers."""
-        return (*ACTIVATIONS, *(f"power-{order}" for order in LISTED_ORDERS))
+        return (*ACTIVATIONS, *(f"power-{order}" for order in (1, 2, 3, 5, 7, 11, 41)))
 
     def load(self, name: str) -> Callable[..., nn.Module]:
         """Return the function that builds a network."""

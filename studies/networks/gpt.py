@@ -39,8 +39,7 @@ class SmallGPT(nn.Module):
         x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+        return self.head(self.norm(x))
 
 
 class _Block(nn.Module):
@@ -60,8 +59,7 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
-        y: Tensor = x + self.mlp(self.norm2(x))
-        return y
+        return x + self.mlp(self.norm2(x))
 
 
 class _Attention(nn.Module):
@@ -74,8 +72,7 @@ class _Attention(nn.Module):
         parts = self.joined(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key, value = parts
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        y: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return y
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 @model(

@@ -88,10 +88,7 @@ def perceptron(
 
 
 def vector_length(shape: tuple[int, ...]) -> int:
-    """Return the length of the input vectors.
-
-    Raise a RequestError if inputs aren't vectors.
-    """
+    """Return the length of the input vectors. Raise a RequestError if inputs aren't vectors."""
     if len(shape) != 1:
         raise RequestError(f"expected vectors, such as the points of the dataset grid, got {shape}")
     return shape[0]

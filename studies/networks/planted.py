@@ -71,10 +71,7 @@ class Ladders(Family):
     description = "networks with planted nonlinearity, for the benchmark of measures"
 
     def names(self) -> Sequence[str]:
-        """Return the names of the benchmark's networks.
-
-        Other numbers are also valid.
-        """
+        """Return the names of the benchmark's networks. Other numbers are also valid."""
         return (
             "cnn",
             *(f"cnn-slope{slope:g}" for slope in SLOPES),

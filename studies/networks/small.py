@@ -28,10 +28,7 @@ class Small(Family):
     description = "small perceptrons of any width and depth, for vectors and images"
 
     def names(self) -> Sequence[str]:
-        """Return examples of names.
-
-        Other numbers are also valid.
-        """
+        """Return examples of names. Other numbers are also valid."""
         return tuple(f"{name}-w32-d2" for name in ACTIVATIONS)
 
     def load(self, name: str) -> Callable[..., nn.Module]:

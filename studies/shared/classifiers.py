@@ -21,10 +21,7 @@ from .zoo_networks import measure_zoo
 
 @dataclass(frozen=True)
 class Classifier:
-    """A published classifier.
-
-    The paper compares groups, which consist of families.
-    """
+    """A published classifier. The paper compares groups, which consist of families."""
 
     year: int
     family: str
@@ -46,11 +43,7 @@ FAMILIES: Mapping[str, tuple[int, str, str]] = {
     ),
     "ViT": (2020, "ViT", "vit_b_32 vit_b_16 vit_l_32 vit_l_16 vit_h_14"),
     "Swin": (2021, "post-ViT", "swin_t swin_s swin_b"),
-    "ConvNeXt": (
-        2022,
-        "post-ViT",
-        "convnext_tiny convnext_small convnext_base convnext_large",
-    ),
+    "ConvNeXt": (2022, "post-ViT", "convnext_tiny convnext_small convnext_base convnext_large"),
 }
 """Year, group and networks of each family, in order of publication."""
 
@@ -80,8 +73,6 @@ class Classifiers(Study):
 
 
 _QUICK = "googlenet resnet18 mnasnet0_5 vit_b_32 swin_t"
-_TRAINED_ONLY = ("torchvision/vit_h_14",)
-"""Excluded with random weights: 632 million parameters, and image sides must be divisible by 14."""
 
 _WEIGHTS = ("trained", "init", "calibrated")
 _IMAGE_SIDE = 96  # Smallest side that all networks but one accept; some use patches of 32 pixels.
@@ -121,9 +112,10 @@ def measure_classifiers(context: Context, measures: Sequence[str]) -> Run:
         return context.run(request, "trained")
     samples = 16 if context.quick else 128
     side = {} if context.data else {"synthetic.image_size": _IMAGE_SIDE}
+    # Excluded with random weights: 632 million parameters, and image sides must be divisible by 14.
     request = Request(
         tuple(measures),
-        tuple(name for name in names if name not in _TRAINED_ONLY),
+        tuple(name for name in names if name != "torchvision/vit_h_14"),
         (context.data or "synthetic",),
         (weights or "init",),
         samples=samples,
@@ -133,10 +125,7 @@ def measure_classifiers(context: Context, measures: Sequence[str]) -> Run:
 
 
 def _available(names: Iterable[str], data: str, *, required: bool) -> tuple[str, ...]:
-    """Return the networks whose weights are available.
-
-    There are none if the dataset is missing.
-    """
+    """Return the networks whose weights are available. There are none if the dataset is missing."""
     from nlbench import registry
     from nlbench.subjects.load import load_dataset
     from nlbench.subjects.model import model_info

@@ -71,10 +71,7 @@ def read_cells(runs: Runs, ladders: Mapping[str, Ladder] = ALL_LADDERS) -> pd.Da
 
 
 def read_descriptions(runs: Runs) -> dict[str, MeasureInfo]:
-    """Return the recorded description of each measure.
-
-    Variants share their measure's.
-    """
+    """Return the recorded description of each measure. Variants share their measure's."""
     descriptions: dict[str, MeasureInfo] = {}
     for run in runs.values():
         for record in run.records:

@@ -18,7 +18,6 @@ from nlbench.subjects.facts import SubjectFacts
 
 Kind = Literal["planted", "regime", "published"]
 
-CONSTRUCTED_SEEDS = tuple(range(8))
 TRAINED_SEEDS = tuple(range(5))
 QUICK_SEEDS = (0, 1, 2)
 PUBLISHED_SEEDS = tuple(range(8))
@@ -103,7 +102,7 @@ class Ladder:
     question: str = ""
     kind: Kind = "planted"
     is_affine: bool = False
-    seeds: tuple[int, ...] = CONSTRUCTED_SEEDS
+    seeds: tuple[int, ...] = tuple(range(8))
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -112,10 +111,7 @@ class Ladder:
         return any(rung.weights != "init" for rung in self.rungs)
 
     def find_rung(self, subject: SubjectFacts) -> int:
-        """Return the index of a recorded subject's rung.
-
-        Rung 0 is the least nonlinear.
-        """
+        """Return the index of a recorded subject's rung. Rung 0 is the least nonlinear."""
         for index, rung in enumerate(self.rungs):
             if rung.contains(subject):
                 return index
@@ -208,12 +204,7 @@ LADDERS: Mapping[str, Ladder] = {
         _constructed("spiral", "function", (0, 0.125, 0.25, 0.5)),
         _constructed("zigzag", "function", (0, 1, 2, 4, 8), "interval/-1:1", 4),
         _constructed("tents", "function", (0, 1, 2, 3, 4), "interval/0:1", 4),
-        _trained(
-            "fitted",
-            _amounts("sine", (1, 2, 3), FITTED),
-            data="curves",
-            question="function",
-        ),
+        _trained("fitted", _amounts("sine", (1, 2, 3), FITTED), data="curves", question="function"),
         _constructed("residual", "network", (0, 0.1, 0.25, 0.5, 1), is_affine=False),
         _constructed("attention", "network", (0, 1, 2, 4, 8), shape=48),
         _trained(

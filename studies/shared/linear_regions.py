@@ -22,12 +22,12 @@ from nlbench.parsers import unique
 from nlbench.request import Request
 from nlbench.store.run import Run
 from nlbench.studies.framework import Context, Runs, Study
-from nlbench.studies.framework.figures import draw_ecdf, page_figure
+from nlbench.studies.framework.figures import page_figure
 from nlbench.subjects.facts import SubjectFacts
 
 SOURCE = Source(
     citation="M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman. Are All "
-    "Linear Regions Created Equal? AISTATS, 2022. VGG8 on CIFAR-10, unless stated otherwise.",
+    "Linear Regions Created Equal? AISTATS, 2022. VGG8 on CIFAR-10, unless stated otherwise."
 )
 MODEL = "vgg8"
 DATA = "digits"
@@ -220,8 +220,7 @@ def sorted_settings(names: Iterable[str]) -> list[str]:
 
 def medians(values: pd.DataFrame) -> pd.Series:
     """Compute each network's median over paths, by setting and seed."""
-    series: pd.Series = values.groupby(["setting", "seed"]).value.median()
-    return series
+    return values.groupby(["setting", "seed"]).value.median()
 
 
 def over_seeds(numbers: Iterable[float]) -> str:
@@ -319,8 +318,8 @@ def distribution_figure(
     figure, panels = page_figure(2.9, columns=2)
     for axes, (measure, table) in zip(panels, values.items(), strict=True):
         for numbers, style in curves(table):
-            draw_ecdf(axes, numbers, **style)
-        axes.set_xlabel(AXIS_LABELS[measure])
+            axes.ecdf(numbers, **style)
+        axes.set(xlabel=AXIS_LABELS[measure], ylim=(0, 1.02))
     panels[0].set_ylabel("fraction of paths")
     panels[0].legend(loc="lower right", fontsize=7.5)
     return figure

@@ -25,15 +25,13 @@ from .small_networks import trained_network
 SOURCE = Source(
     citation="C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "
     "Might Not Be As Complex as You Think. ICML, 2023; claims as worded in the abstracts of the "
-    "paper and, for early and late linearisation, of its first version, arXiv:2211.17180v1, 2022.",
+    "paper and, for early and late linearisation, of its first version, arXiv:2211.17180v1, 2022."
 )
 MEASURES = ("accuracy", "linear-units", "pathlength")
 OMEGAS = {"post-training": (0.001, 0.003, 0.01), "from-start": (0.0003, 0.001)}
 # With few epochs, linearising units requires a larger penalty and larger steps.
 QUICK_OMEGAS = {"post-training": (0.03, 0.1), "from-start": (0.01,)}
 QUICK_EPOCHS = {"post-training": 1, "from-start": 2}
-QUICK_LEARNING_RATE = 0.01
-MIN_CONCLUSIVE_EPOCHS = 10
 MAX_ACCURACY_LOSS = 0.02
 MIN_LINEAR_FRACTION = 0.3
 """Minimum fraction of linear units that counts as many."""
@@ -72,7 +70,7 @@ def linearise(
     the plain one. The changes override recipe fields.
     """
     if context.quick:
-        quick = {"epochs": QUICK_EPOCHS[mode], "learning_rate": QUICK_LEARNING_RATE}
+        quick = {"epochs": QUICK_EPOCHS[mode], "learning_rate": 0.01}
         changes = {**quick, **changes}
     parts = ("quick" if context.quick else "", name, "start" if mode == "from-start" else "")
     full_name = "-".join([*(part for part in parts if part), f"omega{omega:g}"])
@@ -174,7 +172,7 @@ def epochs_remark(table: pd.DataFrame) -> str:
 
 def is_short(table: pd.DataFrame) -> bool:
     """Return True if linearisation took too few epochs to refute a claim."""
-    return int(table[table.omega.notna()].epochs.max()) < MIN_CONCLUSIVE_EPOCHS
+    return int(table[table.omega.notna()].epochs.max()) < 10
 
 
 def conclusive(table: pd.DataFrame, decision: Decision) -> Decision:
@@ -184,8 +182,7 @@ def conclusive(table: pd.DataFrame, decision: Decision) -> Decision:
 
 def as_trained(table: pd.DataFrame) -> pd.Series:
     """Compute the mean of each measure over networks that were not linearised."""
-    means: pd.Series = table[table["mode"] == "reference"][list(MEASURES)].mean()
-    return means
+    return table[table["mode"] == "reference"][list(MEASURES)].mean()
 
 
 def average_by_omega(table: pd.DataFrame) -> pd.DataFrame:

@@ -21,10 +21,7 @@ from nlbench.subjects.load import load_dataset
 
 from .removal_criteria import gradients_at_calls
 
-ACCURACY_COST = 0.01
-"""Maximum loss in accuracy that removal may cause."""
 REMOVED_FRACTIONS = tuple(number / 20 for number in range(21))
-FITTING_SAMPLES = 512
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ def nonlinear_fraction(model: nn.Module, samples: TaskSamples) -> float:
     Fisher term E(g·(ŷ - y))², in steps of 5% of all units; the maps for a step are fitted in the
     network with all earlier calls replaced. Between steps the accuracy is interpolated.
     """
-    inputs, labels = (tensor[:FITTING_SAMPLES] for tensor in samples.train)
+    inputs, labels = (tensor[:512] for tensor in samples.train)
     calls = find_calls(model, inputs[:2])
     terms: dict[str, Tensor] = {}
     for name, (x, y, gradient) in gradients_at_calls(model, calls, inputs, labels).items():
@@ -150,7 +147,7 @@ def nonlinear_fraction(model: nn.Module, samples: TaskSamples) -> float:
         return float((logits.argmax(-1) == samples.test[1]).double().mean())
 
     accuracies = [accuracy(share) for share in REMOVED_FRACTIONS]
-    return 1 - first_loss(REMOVED_FRACTIONS, accuracies, ACCURACY_COST)
+    return 1 - first_loss(REMOVED_FRACTIONS, accuracies, 0.01)
 
 
 def _fit_and_apply(x: Tensor, y: Tensor, axis: int, count: int) -> Tensor:

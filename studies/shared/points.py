@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 CURVE_POINTS = 512
 SPIRAL_POINTS = {"train": 512, "test": 1024}
-TARGETS = ("sine", "kinks")
 
 
 def target_values(x: Tensor, target: str, k: int) -> Tensor:
@@ -47,7 +46,7 @@ def target_values(x: Tensor, target: str, k: int) -> Tensor:
 
 @dataset(
     options={
-        "target": Option("sine", "sine: sin(π k x); kinks: a zigzag", choices=TARGETS),
+        "target": Option("sine", "sine: sin(π k x); kinks: a zigzag", choices=("sine", "kinks")),
         "k": Option(1, "periods of the sine or kinks of the zigzag", minimum=0, maximum=64),
     }
 )
@@ -271,9 +270,7 @@ class Interval(_Distribution):
 
 
 class Normal(_Distribution):
-    """Points from a normal distribution.
-
-    Even points are its quantiles at (i + ½)/count.
+    """Points from a normal distribution. Even points are its quantiles at (i + ½)/count.
 
     Examples
     --------

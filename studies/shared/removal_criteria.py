@@ -29,9 +29,7 @@ def call_criteria(
     *,
     seed: int = 0,
 ) -> dict[str, dict[str, float]]:
-    """Score the importance of calls.
-
-    A higher score predicts a higher cost of removal.
+    """Score the importance of calls. A higher score predicts a higher cost of removal.
 
     Parameters
     ----------
@@ -131,10 +129,7 @@ def _weight_density(model: nn.Module) -> dict[str, float]:
 
 
 def criteria_measure(train: Subject, seed: int) -> type[Measure]:
-    """Return a measure of a network's `call_criteria`.
-
-    ``value`` is the residual.
-    """
+    """Return a measure of a network's `call_criteria`. ``value`` is the residual."""
 
     def removal_criteria(_: Any) -> Result:
         """Criteria of the activation calls of one network."""

@@ -19,10 +19,8 @@ from nlbench.subjects.facts import SubjectFacts
 AFFINITY = Source(
     citation="Q. Bouniot, I. Redko, A. Mallasto, C. Laclau, O. Struckmeier, K. Arndt, "
     "M. Heinonen, V. Kyrki, S. Kaski. From Alexnet to Transformers: Measuring the Non-linearity "
-    "of Deep Neural Networks with Affine Optimal Transport. CVPR, 2025; paper and slides.",
+    "of Deep Neural Networks with Affine Optimal Transport. CVPR, 2025; paper and slides."
 )
-
-_UNTRAINED = ("init", "calibrated")
 
 
 def site_scores(run: Run, measure: str = "affinity", statistic: str = "value") -> pd.DataFrame:
@@ -52,7 +50,7 @@ def _subject_columns(subject: SubjectFacts) -> tuple[str, str, str, str, int, in
     weights = subject.weights
     metadata = subject.weights_metadata or {}
     seed = int(metadata.get("seed", subject.seed))
-    state = "drawn" if weights in _UNTRAINED else "trained"
+    state = "drawn" if weights in ("init", "calibrated") else "trained"
     return subject.model, weights, state, subject.data, seed, subject.seed
 
 
@@ -77,11 +75,7 @@ def signatures(
 
 
 def nearest_shares_group(
-    claim: str,
-    published: str,
-    groups: Sequence[str],
-    distances: NDArray[np.float64],
-    remark: str,
+    claim: str, published: str, groups: Sequence[str], distances: NDArray[np.float64], remark: str
 ) -> Verdict:
     """Test whether the nearest other signature is in the same group more often than by chance.
 

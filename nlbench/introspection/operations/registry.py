@@ -283,10 +283,7 @@ def activation(
 
 
 def fact(aspect: str, value: str, *names: str) -> None:
-    """Register a fact about operations.
-
-    See `FACTS`.
-    """
+    """Register a fact about operations. See `FACTS`."""
     for name in names:
         register_aspect(name, aspect, __name__, **{aspect: value})
 
@@ -315,7 +312,7 @@ def known(name: str) -> Operation:
 def registered() -> list[Operation]:
     """Return all operations with a registered aspect, with the rules of all probes."""
     load_operations()
-    for probe in _PROBES_WITH_RULES:
+    for probe in ("lines", "graph"):
         load_operations(probe)
     with _LOCK:
         return list(_OPERATIONS.values())
@@ -333,9 +330,6 @@ def load_errors() -> tuple[str, ...]:
     """Return a message for each entry point of operations that could not be loaded."""
     load_operations()
     return tuple(_PLUGINS.errors)
-
-
-_PROBES_WITH_RULES = ("lines", "graph")
 
 
 def load_operations(probe: str = "") -> None:
@@ -396,10 +390,7 @@ def qualified_name(func: Any) -> str:
 
 
 def _plain_name(func: Any) -> str:
-    """Return the name of a PyTorch operation.
-
-    For a property's getter or setter, the property's.
-    """
+    """Return the name of a PyTorch operation. For a property's getter or setter, the property's."""
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__"):
         return str(getattr(getattr(func, "__self__", None), "__name__", ""))

@@ -174,8 +174,7 @@ def dual(value: Tensor, tangent: Tensor) -> Tensor:
     Call this function inside `torch.autograd.forward_ad.dual_level`.
     """
     _load_rules()
-    pair: Tensor = forward_ad.make_dual(value, tangent)  # type: ignore[no-untyped-call]
-    return pair
+    return forward_ad.make_dual(value, tangent)  # type: ignore[no-untyped-call]
 
 
 @functools.cache

@@ -34,12 +34,6 @@ from nlbench.probes.probe import ProbeFacts, ProbePass
 
 from .derivatives import DerivativeMode, check_derivative
 
-DERIVATIVE_MEMORY_FACTOR = 4
-"""Memory required for a derivative, relative to a forward pass.
-
-In forward mode, every tensor has a tangent; otherwise, the graph keeps every tensor in memory.
-"""
-
 CHECKED_SAMPLES = 8
 """Maximum number of samples per batch whose derivative is compared with finite differences."""
 
@@ -116,10 +110,7 @@ class PreciseFunction:
             return None
 
     def check(self, inputs: Tensor, mode: DerivativeMode, limit: int | None) -> None:
-        """Check the derivative at a few samples.
-
-        See `check_derivative`.
-        """
+        """Check the derivative at a few samples. See `check_derivative`."""
         if not len(inputs):
             return
         # A sample takes twice the memory in float64.
@@ -187,7 +178,9 @@ def observe_function(
                 "samples of a derivative",
                 batch,
                 memory,
-                times=DERIVATIVE_MEMORY_FACTOR,
+                # Memory required for a derivative, relative to a forward pass. In forward mode,
+                # every tensor has a tangent; otherwise, the graph keeps every tensor in memory.
+                times=4,
             )
             limit = sample_limit.limit
             in_parts = limit is not None and limit < len(batch) and sample_limit.is_required

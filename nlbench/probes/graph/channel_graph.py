@@ -236,10 +236,7 @@ class Builder:
         return self._add(Inputs(count))
 
     def reduce(self, nodes: Tensor, axes: Sequence[int], keep: bool = False) -> Tensor:
-        """Merge entries along axes.
-
-        Entries that all belong to one channel keep its node.
-        """
+        """Merge entries along axes. Entries that all belong to one channel keep its node."""
         axes = sorted(axis % nodes.ndim for axis in axes)
         full = [1 if axis in axes else size for axis, size in enumerate(nodes.shape)]
         small, rows = _rows(nodes, axes)
@@ -268,10 +265,7 @@ class Builder:
         return mixed.expand(*shape)
 
     def merge(self, first: Tensor, second: Tensor) -> Tensor:
-        """Merge two tensors elementwise, as an addition does.
-
-        A constant adds no branch.
-        """
+        """Merge two tensors elementwise, as an addition does. A constant adds no branch."""
         shape = _broadcast(first, second)[0].shape
         a, b = _broadcast(compact(first), compact(second))
         flat_a = a.reshape(-1)
@@ -297,11 +291,7 @@ class Builder:
         return result.reshape(small.shape).expand(nodes.shape)
 
     def activate(
-        self,
-        nodes: Tensor,
-        site: str,
-        active: Tensor | None = None,
-        index: Tensor | None = None,
+        self, nodes: Tensor, site: str, active: Tensor | None = None, index: Tensor | None = None
     ) -> Tensor:
         """Add a unit to each channel.
 
@@ -341,10 +331,7 @@ class Builder:
         return merged
 
     def _mix_rows(self, rows: Tensor, copies: int) -> Tensor:
-        """Mix each row into new nodes, (m, k) to (m, copies).
-
-        Constants remain constant.
-        """
+        """Mix each row into new nodes, (m, k) to (m, copies). Constants remain constant."""
         mixed = torch.full((len(rows), copies), -1)
         has_nodes = (rows >= 0).any(1)
         if has_nodes.any():

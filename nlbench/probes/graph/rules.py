@@ -27,10 +27,7 @@ from .channel_graph import Builder, compact, concatenate, differs, expand_consta
 
 
 class UnfollowableCall(Exception):
-    """Raised if the rules can't follow a call.
-
-    The tracker adds its place to the message.
-    """
+    """Raised if the rules can't follow a call. The tracker adds its place to the message."""
 
 
 class ChannelCall(FunctionCall):
@@ -333,10 +330,7 @@ def _distinguish_copies(call: ChannelCall, source: Tensor, constant: Tensor) -> 
 
 
 def _select_entries(call: ChannelCall, axes: Iterable[int]) -> Tensor:
-    """Follow selected entries.
-
-    If a channel is selected again, the copy is a new channel.
-    """
+    """Follow selected entries. If a channel is selected again, the copy is a new channel."""
     source = call.argument(0, "input")
     nodes: Tensor = _move(call)
     if not any(call.holds_channels(source, axis) for axis in axes):
@@ -359,7 +353,9 @@ def _getitem(call: ChannelCall) -> Tensor:
     """Follow ``x[...]``, where only tensors and lists can select an entry twice."""
     source, index = call.args
     parts = index if isinstance(index, tuple) else (index,)
-    parts = tuple(torch.as_tensor(p) if isinstance(p, _INDICES) else p for p in parts)
+    parts = tuple(
+        torch.as_tensor(p) if isinstance(p, (Tensor, list, np.ndarray)) else p for p in parts
+    )
     widths = [_width(part) for part in parts]
     hidden = source.ndim - sum(widths)
     axes = []
@@ -369,9 +365,6 @@ def _getitem(call: ChannelCall) -> Tensor:
             axes.append(axis)
         axis += hidden if part is Ellipsis else width
     return _select_entries(call, axes)
-
-
-_INDICES = (Tensor, list, np.ndarray)
 
 
 def _width(part: Any) -> int:
@@ -511,10 +504,7 @@ _JOINED_POSITIONS = (
     "rsub", "rtruediv", "sub", "subtract", "true_divide", "truediv",
 )  # fmt: skip
 def _add_or_multiply(call: ChannelCall) -> Tensor:
-    """Follow sums and products.
-
-    A constant adds no branch.
-    """
+    """Follow sums and products. A constant adds no branch."""
     first = call.argument(0, "input")
     second = call.argument(1, "other")
     if call.kwargs.get("rounding_mode") is not None:
@@ -532,10 +522,7 @@ def _add_or_multiply(call: ChannelCall) -> Tensor:
 
 
 def _merge_operands(call: ChannelCall, *operands: Any) -> Tensor:
-    """Merge operands elementwise.
-
-    A constant adds no branch, but may distinguish copies.
-    """
+    """Merge operands elementwise. A constant adds no branch, but may distinguish copies."""
     flowing = [value for value in operands if call.nodes_of(value) is not None]
     for value, other in itertools.product(flowing, operands):
         if isinstance(other, Tensor) and call.nodes_of(other) is None:
@@ -557,10 +544,7 @@ def _addcmul(call: ChannelCall) -> Tensor:
 
 @graph_rule("lerp")
 def _interpolate_linearly(call: ChannelCall) -> Tensor:
-    """Follow a weighted sum of two tensors.
-
-    A constant one adds no branch.
-    """
+    """Follow a weighted sum of two tensors. A constant one adds no branch."""
     start, end, weight = (call.argument(i, n) for i, n in enumerate(("input", "end", "weight")))
     if call.nodes_of(weight) is not None:
         raise UnfollowableCall("its weight depends on the input")
@@ -569,10 +553,7 @@ def _interpolate_linearly(call: ChannelCall) -> Tensor:
 
 @graph_rule("cat", "concat", "concatenate")
 def _concatenate(call: ChannelCall) -> Tensor:
-    """Follow concatenation.
-
-    A constant next to positions of a channel becomes part of it.
-    """
+    """Follow concatenation. A constant next to positions of a channel becomes part of it."""
     axis = call.argument(1, "dim", call.kwargs.get("axis", 0)) % call.output.ndim
     tensors = [t for t in call.argument(0, "tensors") if t.ndim == call.output.ndim]
     nodes = [call.nodes(t) for t in tensors]

@@ -137,10 +137,7 @@ class ChannelTracker(SiteNames):
             self._bind(output, nodes, changed=False)
 
     def _site(self, name: SiteName | None) -> str:
-        """Return a unique key for an activation call.
-
-        It is empty for other calls.
-        """
+        """Return a unique key for an activation call. It is empty for other calls."""
         if name is None:
             return ""
         site = name.text if name.text not in self._sites else f"{name.text} ({len(self._sites)})"

@@ -50,8 +50,6 @@ _METHODS: dict[str, Callable[..., Iterable[SegmentTrace]]] = {
 """Methods that find breakpoints, best first."""
 MAX_CHECKED_BYTES = 4 * 2**20
 """Size of the points above which they are compared with the network separately."""
-ESTIMATES_BEFORE_TRACES = 64
-"""Number of segments estimated at a time, before those that need an exact trace are traced."""
 
 
 def trace_segment(
@@ -466,7 +464,8 @@ def _trace_or_estimate(
     )
     first = 0
     try:
-        while batch := list(itertools.islice(estimates, ESTIMATES_BEFORE_TRACES)):
+        # Number of segments estimated at a time, before those that need an exact trace are traced.
+        while batch := list(itertools.islice(estimates, 64)):
             # Where the estimate is None, an exact trace is cheap.
             untraced = [first + i for i, estimate in enumerate(batch) if estimate is None]
             traces = trace(starts[untraced], ends[untraced]) if untraced else iter(())

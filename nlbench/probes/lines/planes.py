@@ -24,9 +24,6 @@ from .estimation.patterns import Margins, Windows
 from .recording.program import ProgramStep
 from .segments import check_ends
 
-DEFAULT_MARGIN = 0.3
-"""Margin around the points, as a fraction of the distance between the first two."""
-
 
 @dataclass(frozen=True)
 class Plane:
@@ -66,7 +63,7 @@ def plane(
     points: Tensor,
     *,
     size: int | tuple[int, int] = 256,
-    margin: float = DEFAULT_MARGIN,
+    margin: float = 0.3,
     dtype: torch.dtype = torch.float32,
     memory: int | None = None,
     step: Callable[[], None] = lambda: None,

@@ -319,8 +319,6 @@ def _trace(walk: _Walk, length: float, program: Program, sensitivity: float) -> 
     )
 
 
-BATCH_SAMPLES = 64
-"""Number of samples per forward pass, enough to make it efficient."""
 ROUNDING_SAMPLES = 17
 """Number of samples on a segment at which rounding errors are measured."""
 PERTURBED_COPIES = 2
@@ -346,7 +344,8 @@ def trace_by_sampling(
     estimate them, so a wrong estimate shows up as a difference from this method.
     """
     needs = needs or measure_point_memory(program, points[0])
-    _, size = share_out(needs, points.device, memory, BATCH_SAMPLES, needed=3)
+    # Number of samples per forward pass, enough to make it efficient.
+    _, size = share_out(needs, points.device, memory, 64, needed=3)
     for (start, end), length in zip(
         points, segment_lengths(points[:, 0], points[:, 1]), strict=True
     ):

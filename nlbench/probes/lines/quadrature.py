@@ -39,7 +39,6 @@ _CELLS = 2 * DEGREE
 _GRID: Array = chebyshev.chebpts2(_CELLS + 1)
 _VALUES_TO_COEFFICIENTS: Array = np.linalg.inv(chebyshev.chebvander(NODES, DEGREE))
 _TAIL_START = 2 * DEGREE // 3 + 1
-_BISECTIONS = 40
 _BLOCK_SIZE = 2**21
 """Number of elements processed at a time."""
 
@@ -137,7 +136,7 @@ def _roots(c: Array, points: Array) -> Array:
     b = right[where]
     sign = signs[:-1][where]
     changing = c[:, where[1], where[2]]
-    for _ in range(_BISECTIONS):
+    for _ in range(40):
         middle = (a + b) / 2
         is_before = np.sign(chebyshev.chebval(middle, changing, tensor=False)) == sign
         a = np.where(is_before, middle, a)
@@ -146,9 +145,6 @@ def _roots(c: Array, points: Array) -> Array:
     return np.asarray(roots)
 
 
-MAX_BATCH_SIZE = 64
-MAX_CHECKED_BATCH = 5
-"""Maximum size of the batch used to check whether a network mixes samples."""
 DEFAULT_TOLERANCE = 2e-3
 DEFAULT_EVALUATIONS = 4096
 RELATIVE_ROUNDING = 1e-12
@@ -222,7 +218,7 @@ class BatchedNetwork:
         with torch.no_grad():
             sample_bytes = bytes_per_sample(network, examples[:1])
         needs = PointMemory(sample_bytes, sample_bytes, 0, 0)
-        _, size = share_out(needs, examples.device, memory, MAX_BATCH_SIZE)
+        _, size = share_out(needs, examples.device, memory, 64)
         alone = alone.reshape(len(alone), -1)
         if not is_same(cls(network, 1)(examples), alone, torch.float64):
             raise Undefined(
@@ -230,7 +226,8 @@ class BatchedNetwork:
                 "function of the input"
             )
         # On two samples, some networks that mix samples still compute each output correctly.
-        checked = min(max(size, 2), MAX_CHECKED_BATCH)
+        # Maximum size of the batch used to check whether a network mixes samples.
+        checked = min(max(size, 2), 5)
         batched = cls(network, checked)
         pair = [0, *[1] * (checked - 1)]
         if not batched._reproduces(examples[pair], alone[pair]):

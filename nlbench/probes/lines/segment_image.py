@@ -19,7 +19,6 @@ POINTS_PER_BATCH = 8
 FIRST_STEPS = 64
 MAX_STEPS = 1024
 """Numbers of steps of the coarsest and finest grids from which lengths are extrapolated."""
-STRIDES = (1, 2, 4, 8)
 TOLERANCE = 1e-2
 """Relative change in an extrapolated length at which refinement stops; the error is smaller."""
 MAX_ROUNDING = 1e-3
@@ -66,7 +65,7 @@ class SegmentImage:
         steps = FIRST_STEPS
         while True:
             grid = torch.linspace(0, 1, steps + 1, dtype=torch.float64, device=self._start.device)
-            lengths = self._lengths_at(grid, STRIDES)
+            lengths = self._lengths_at(grid, (1, 2, 4, 8))
             fine = {site: _extrapolated(by_stride[:3]) for site, by_stride in lengths.items()}
             coarse = {site: _extrapolated(by_stride[1:4]) for site, by_stride in lengths.items()}
             has_converged = all(abs(fine[x] - coarse[x]) <= TOLERANCE * fine[x] for x in fine)

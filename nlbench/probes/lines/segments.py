@@ -46,10 +46,7 @@ def segment_lengths(starts: Tensor, ends: Tensor) -> list[float]:
         return [0.0] * len(starts)
     size = torch.maximum(starts.abs().amax(1), ends.abs().amax(1))
     divisor = torch.where(size > 0, size, 1.0)[:, None]
-    lengths: list[float] = (
-        size * torch.linalg.vector_norm(ends / divisor - starts / divisor, dim=1)
-    ).tolist()
-    return lengths
+    return (size * torch.linalg.vector_norm(ends / divisor - starts / divisor, dim=1)).tolist()
 
 
 def points_at(start: Tensor, end: Tensor, t: Tensor) -> Tensor:

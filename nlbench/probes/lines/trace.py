@@ -67,9 +67,7 @@ class SegmentTrace:
 
     @property
     def contributions(self) -> dict[str, int]:
-        """Number of breakpoints per site, in call order.
-
-        They sum to `crossings`.
+        """Number of breakpoints per site, in call order. They sum to `crossings`.
 
         Examples
         --------
@@ -221,10 +219,7 @@ class SegmentEstimate:
 
     @property
     def relative_error(self) -> float:
-        """Maximum relative error of the logits' integrals.
-
-        It is 0 if all integrals are 0.
-        """
+        """Maximum relative error of the logits' integrals. It is 0 if all integrals are 0."""
         total = self.above + self.below
         known = total > 0
         return float((self.deviation_error[known] / total[known]).max()) if known.any() else 0.0

@@ -151,10 +151,7 @@ class _Checks:
         return MEASURED_ERROR_FACTOR * torch.finfo(inputs.dtype).eps * errors[0]
 
     def _points_inside(self) -> Tensor:
-        """Return two points each in two regions, (S, 4).
-
-        Return 0 if a region is too narrow.
-        """
+        """Return two points each in two regions, (S, 4). Return 0 if a region is too narrow."""
         left = torch.cat([self._widest, self._centred[:, CHECKED_REGIONS // 2, None]], 1)
         start, end = self._t.gather(1, left), self._t.gather(1, left + 1)
         margin = torch.clamp(0.05 * (end - start), min=2 * _resolution(self._traces[0]))
@@ -264,9 +261,7 @@ def _resolution(trace: SegmentTrace) -> float:
 
 
 def _run_together(network: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the outputs (m, ...).
-
-    Raise if the network takes no batches.
+    """Return the outputs (m, ...). Raise if the network takes no batches.
 
     The last input is run alone, as in a recording.
     """

@@ -9,9 +9,6 @@ from torch import Tensor
 
 from nlbench.errors import NotFinite, Undefined
 
-QUANTILES = (0.005, 0.995)
-"""Quantiles of the first batch's inputs that bound the range of a channel."""
-
 CHUNK_ENTRIES = 2**20
 """Maximum number of inputs whose polynomials are in memory at once."""
 
@@ -40,9 +37,7 @@ class PolynomialMap:
     radius: Tensor
 
     def __call__(self, x: Tensor, channel_axis: int) -> Tensor:
-        """Apply the map to a tensor of any layout.
-
-        It is computed in float64.
+        """Apply the map to a tensor of any layout. It is computed in float64.
 
         Examples
         --------
@@ -113,13 +108,11 @@ class PolynomialFit:
 
 
 def _range(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the middle and the radius (d,) of each channel's range.
-
-    A constant's radius is 1.
-    """
+    """Return the middle and the radius (d,) of each channel's range. A constant's radius is 1."""
     n = len(x)
+    # Quantiles of the first batch's inputs that bound the range of a channel.
     low, high = (
-        x.kthvalue(min(n, max(1, round(q * (n - 1)) + 1)), dim=0).values for q in QUANTILES
+        x.kthvalue(min(n, max(1, round(q * (n - 1)) + 1)), dim=0).values for q in (0.005, 0.995)
     )
     radius = (high - low) / 2
     return (low + high) / 2, torch.where(radius > 0, radius, 1.0)
@@ -226,10 +219,7 @@ class AffineFit:
         return self._shift is not None and self._shift[0].shape == self._shift[1].shape
 
     def per_channel(self) -> AffineMap:
-        """Return the best slope and intercept of each channel.
-
-        A constant channel has slope 0.
-        """
+        """Return the best slope and intercept of each channel. A constant channel has slope 0."""
         (mean_x, mean_y), (centre_x, centre_y) = self._means()
         if not self.keeps_channels:
             raise Undefined(

@@ -196,12 +196,7 @@ def find_calls(
         )
 
     observe_sites(
-        model,
-        [example],
-        add,
-        select=select,
-        on_unseen=on_unseen,
-        on_undefined=on_undefined,
+        model, [example], add, select=select, on_unseen=on_unseen, on_undefined=on_undefined
     )
     return calls
 

@@ -231,10 +231,7 @@ class SharedPrefix:
 
 
 def _version(tensor: Tensor) -> int:
-    """Return the number of in-place changes of a tensor.
-
-    0 in inference mode, which counts none.
-    """
+    """Return the number of in-place changes of a tensor. 0 in inference mode, which counts none."""
     return 0 if tensor.is_inference() else tensor._version
 
 

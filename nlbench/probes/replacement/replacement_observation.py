@@ -37,14 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplacedOutputs", "fit_places", "list_maps", "observe"]
 
-EXAMPLE_SAMPLES = 2
-"""Number of samples used to find places and the outputs that can be cached."""
-
-MAX_OUTPUT_BYTES = 2**28
-"""Maximum size of a batch's outputs, which can be larger than a language model's activations."""
-
-PASS_MEMORY_FACTOR = 2
-"""Memory for a pass with a replacement, relative to a plain forward pass."""
 
 MAX_FITTING_FRACTION = 0.5
 """Fraction of the memory for moments and full maps; the rest is for forward passes."""
@@ -155,7 +147,8 @@ class _Observation:
         self._options = probe_pass.options
         self._of = str(self._options["of"])
         self._names = parse_maps(str(self._options["maps"]), self._of)
-        self._example = probe_pass.samples.inputs[:EXAMPLE_SAMPLES].to(self._device)
+        # Number of samples used to find places and the outputs that can be cached.
+        self._example = probe_pass.samples.inputs[:2].to(self._device)
         # Number of evaluated samples of each batch.
         self._evaluated: dict[int, int] = {}
         # Reasons why maps are missing.
@@ -179,7 +172,9 @@ class _Observation:
             if prefix.is_cached and fitting < 1:
                 prefix.disable()
             # Only half of each batch is used in a pass, for fitting or for evaluation.
-            max_samples = max(1, MAX_OUTPUT_BYTES // prefix.output_bytes)
+            # Maximum size of a batch's outputs, which can be larger than a language model's
+            # activations.
+            max_samples = max(1, 2**28 // prefix.output_bytes)
             batch = min(batch, 2 * max_samples)
             limit = max(1, int(fitting)) if prefix.is_cached else batch
             limit = min(limit, max_samples)
@@ -203,7 +198,8 @@ class _Observation:
             "samples of replaced passes",
             self._example,
             resources.memory,
-            times=PASS_MEMORY_FACTOR,
+            # Memory for a pass with a replacement, relative to a plain forward pass.
+            times=2,
         ).limit
         return min(size, 2 * limit) if limit else size
 
@@ -398,10 +394,7 @@ def _observe_maps(
 
 
 def _missing_map_reason(name: str, place: ReplaceableCall, fit: AffineFit) -> str:
-    """Return the reason why a place has no map of the given name.
-
-    Return "" if it has one.
-    """
+    """Return the reason why a place has no map of the given name. Return "" if it has one."""
     if name in ("channel", "identity", *POLYNOMIAL_DEGREES):
         return "" if fit.keeps_channels else UNFITTED[name]
     if name == "mean" or (fit.is_full and fit.rows >= fit.min_rows):
@@ -418,10 +411,7 @@ def _missing_map_reason(name: str, place: ReplaceableCall, fit: AffineFit) -> st
 
 
 def _few_rows_remark(rows: Mapping[str, float]) -> str:
-    """Return a remark if full maps have few rows per coefficient, by place.
-
-    Else nothing.
-    """
+    """Return a remark if full maps have few rows per coefficient, by place. Else nothing."""
     few = {name: count for name, count in rows.items() if count < FEW_ROWS_PER_COEFFICIENT}
     if not few:
         return ""

@@ -34,9 +34,7 @@ UNFITTED = {
 
 
 def parse_maps(text: str, of: str = "activations") -> tuple[str, ...]:
-    """Parse comma-separated names of maps.
-
-    ``auto`` means the default, which depends on `of`.
+    """Parse comma-separated names of maps. ``auto`` means the default, which depends on `of`.
 
     Examples
     --------

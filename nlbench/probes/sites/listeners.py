@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nlbench.errors import enumerate_names
 from nlbench.introspection.memory import available_memory
 from nlbench.introspection.model_copy import double_copy, iter_tensors, own_float_type
 from nlbench.introspection.precision import float32_precision
@@ -327,7 +328,7 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
     if undefined:
         facts["undefined"] = undefined
     if not sites:
-        inside = f", except inside {_abbreviate(list(unseen))}" if unseen else ""
+        inside = f", except inside {enumerate_names(list(unseen))}" if unseen else ""
         none = f"the model calls no known activation function{inside}"
         raise NothingObserved("; ".join(unique(undefined.values())) or none, facts)
     return facts
@@ -388,16 +389,16 @@ def _facts(
     if comparison.sites:
         facts["precision"] = "float64"
         facts["unresolved"] = comparison.sites
-        names = _abbreviate(comparison.sites, 2)
+        names = enumerate_names(comparison.sites, 2)
         remarks.append(f"measured in float64, since float32's rounding shows at {names}")
     if unseen:
         facts["unseen"] = list(unseen)
-        remarks.append(f"activations not captured: {_abbreviate(unseen)}")
+        remarks.append(f"activations not captured: {enumerate_names(unseen)}")
     gates = {name: site.kind for name, site in sites.items() if site.role == "gate"}
     gated = [name for name, kind in gates.items() if kind in GATED_UNITS]
     if gated:
         facts["gated"] = gated
-        remarks.append(f"gate products are not measured (at {_abbreviate(gated, 2)})")
+        remarks.append(f"gate products are not measured (at {enumerate_names(gated, 2)})")
     if unmasked:
         remarks.append(unmasked_remark(unmasked))
     policy = RowPolicy.parse(str(options["rows"]), int(options["skip"]), str(options["of"]))
@@ -426,12 +427,7 @@ def _facts(
 
 def unmasked_remark(places: Sequence[str]) -> str:
     """Return a remark on the places to whose positions a padding mask doesn't apply."""
-    return f"padding counts at {_abbreviate(places)}, to which the padding mask doesn't fit"
-
-
-def _abbreviate(names: Sequence[str], limit: int = 6) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    return f"padding counts at {enumerate_names(places)}, to which the padding mask doesn't fit"
 
 
 def _declared_functions(

@@ -33,9 +33,6 @@ from .sites_probe import parse_lengths, parse_places
 # because the experts receive different numbers of tokens.
 MIXING_TOLERANCE_EPS = 2**10
 
-# Maximum number of nested single-child modules to search for attention and MLP.
-MAX_WRAPPERS = 3
-
 
 @dataclass(frozen=True)
 class Axes:
@@ -73,13 +70,11 @@ class ModulePlace:
 
     def get_input(self, call: ModuleCall) -> Tensor:
         """Return the input from the arguments of a call of `module`."""
-        tensor: Tensor = dict(call.arguments())[self.argument]
-        return tensor
+        return dict(call.arguments())[self.argument]
 
     def get_output(self, returned: Any) -> Tensor:
         """Return the output from the return value of `last`."""
-        tensor: Tensor = returned if self.result is None else returned[self.result]
-        return tensor
+        return returned if self.result is None else returned[self.result]
 
     def set_output(self, returned: Any, output: Tensor) -> Any:
         """Replace the output in the return value of `last`."""
@@ -277,10 +272,7 @@ class _Call:
 
 
 def _record_calls(model: nn.Module, example: Tensor) -> list[_Call]:
-    """Run a model, and record its module calls.
-
-    Those on reordered samples are not usable.
-    """
+    """Run a model, and record its module calls. Those on reordered samples are not usable."""
 
     def record(inputs: Tensor) -> _CallRecorder:
         recorder = _CallRecorder(model, inputs)
@@ -427,7 +419,8 @@ def _parts(
             children[call.parent].append(call)
     parts_of_block: dict[_Call, list[tuple[int, ModulePlace]]] = {}
     level = {block: block for block in blocks}
-    for depth in range(MAX_WRAPPERS):
+    # Maximum number of nested single-child modules to search for attention and MLP.
+    for depth in range(3):
         composite = {}
         for block, inner in level.items():
             inside = children[inner]

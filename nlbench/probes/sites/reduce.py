@@ -179,10 +179,7 @@ def _chunks(tensor: Tensor) -> Sequence[Tensor]:
 
 
 def _apply(function: UnreducedFunction, tensor: Tensor) -> Tensor | Exception:
-    """Apply a measure's function.
-
-    Return any error, so that only this measure is affected.
-    """
+    """Apply a measure's function. Return any error, so that only this measure is affected."""
     try:
         numbers = function(tensor)
         if numbers.shape != (len(tensor),):

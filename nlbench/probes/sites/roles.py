@@ -49,10 +49,7 @@ class GateTracker(_LiveCopies):
     def use(
         self, operation: Operation, operands: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        """Track an operation on the gate.
-
-        Return the outputs that are copies of the gate.
-        """
+        """Track an operation on the gate. Return the outputs that are copies of the gate."""
         others = [tensor for tensor in operands if tensor not in self._live]
         is_scaled = operation.acts in ("affine", "sums") and not others and len(operands) == 1
         if operation.arranges or operation.acts == "keeps" or is_scaled:
@@ -94,15 +91,9 @@ class GateRoles:
         return tracker
 
     def follow(
-        self,
-        call: FunctionCall,
-        outputs: Sequence[Tensor],
-        is_constant: Callable[[Tensor], bool],
+        self, call: FunctionCall, outputs: Sequence[Tensor], is_constant: Callable[[Tensor], bool]
     ) -> None:
-        """Track an operation.
-
-        A product with a constant counts as a scaling.
-        """
+        """Track an operation. A product with a constant counts as a scaling."""
         if not self._trackers:
             return
         operands = [tensor for tensor in call.tensors if not is_constant(tensor)]
@@ -162,10 +153,7 @@ class LogitRoles:
     def follow(
         self, call: FunctionCall, operands: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> None:
-        """Track an operation.
-
-        `operands` are the arguments that depend on the model's input.
-        """
+        """Track an operation. `operands` are the arguments that depend on the model's input."""
         name = call.name
         combines = call.operation.combines
         is_active = self._products or self._divisors or self._trackers
@@ -228,10 +216,7 @@ class UnseenActivations:
         *,
         is_site: bool,
     ) -> None:
-        """Track an operation.
-
-        `sampled` are the arguments that depend on the model's input.
-        """
+        """Track an operation. `sampled` are the arguments that depend on the model's input."""
         name = operation.name
         if name == "setitem" and sampled and output is None:
             # The output is the tensor that is written to. An assignment through a mask computed

@@ -41,8 +41,6 @@ _FORMS = (
     "src_key_padding_mask with True for padding, or a mask that is added, with 0 for tokens and "
     "at most -1e3 for padding"
 )
-MAX_ADDED_MASK = -1e3
-"""Entries of an added mask of pairs up to which they mask; larger ones are biases."""
 # A module with masks for two sequences passes each mask to one of its parts.
 _TWO_SEQUENCES = (
     {"decoder_attention_mask"},
@@ -93,11 +91,7 @@ class PositionSelector:
             yield
 
     def _hook(
-        self,
-        module: nn.Module,
-        names: Mapping[str, int | None],
-        stack: ExitStack,
-        is_model: bool,
+        self, module: nn.Module, names: Mapping[str, int | None], stack: ExitStack, is_model: bool
     ) -> None:
         pushed: list[bool] = []
         thread = threading.get_ident()
@@ -167,10 +161,7 @@ class PositionSelector:
         return mask is not None and math.prod(sizes) > 1 and trimmed_mask(mask, sizes) is None
 
     def select(self, tensor: Tensor, axis: int) -> SelectedPositions | None:
-        """Select positions of a tensor.
-
-        Return None if rows are means over all positions.
-        """
+        """Select positions of a tensor. Return None if rows are means over all positions."""
         sizes = [size for index, size in enumerate(tensor.shape) if index not in (0, axis)]
         n, positions = (len(tensor), math.prod(sizes)) if tensor.ndim else (1, 1)
         valid = self._valid(n, sizes, tensor.device)
@@ -263,10 +254,7 @@ class FoldedRows:
                 self._orders[place] = sizes.pop(), orders.pop()
 
     def order(self, place: str) -> str:
-        """Return the order of a place's rows, as `row_order` does.
-
-        Return "" if none are folded.
-        """
+        """Return the order of a place's rows, as `row_order` does. Return "" if none are folded."""
         return self._orders.get(place, (0, ""))[1]
 
     def unfold(self, tensor: Tensor, axis: int, place: str) -> tuple[Tensor, int, str]:
@@ -338,7 +326,8 @@ def _allowed(value: Tensor, name: str) -> Tensor:
     """
     if bool(((value == 0) | ((value == value.amax()) & (value > 0))).all()):
         return value == 0 if _MASKS[name] else value != 0
-    is_masked = value <= MAX_ADDED_MASK
+    # Entries of an added mask of pairs up to which they mask; larger ones are biases.
+    is_masked = value <= -1e3
     has_biases = value.ndim > 2 and value.is_floating_point()
     if has_biases or not bool(value.masked_fill(is_masked, 0).any()):
         return ~is_masked
@@ -346,9 +335,7 @@ def _allowed(value: Tensor, name: str) -> Tensor:
 
 
 def _mask_of_lengths(lengths: object, arguments: Sequence[object], samples: int) -> Tensor | None:
-    """Return True for the tokens (n, t) of sequences of given lengths.
-
-    None if t is unknown.
+    """Return True for the tokens (n, t) of sequences of given lengths. None if t is unknown.
 
     Examples
     --------

@@ -183,8 +183,7 @@ def _whole_means(
 def _norm(tensor: Tensor) -> Tensor:
     """Compute the norm of each sample (n,), which changes if samples exchange entries."""
     wide = tensor.flatten(1).to(torch.promote_types(tensor.dtype, torch.float32))
-    norms: Tensor = torch.linalg.vector_norm(wide, dim=1)
-    return norms
+    return torch.linalg.vector_norm(wide, dim=1)
 
 
 @through_wrappers
@@ -280,13 +279,7 @@ def observe_sites(
     folded = None if positions.policy.nodes else FoldedRows()
     site_pass = _SitePass(Selection.parse(select), on_observation, on_undefined, on_site, folded)
     policy = CapturePolicy(
-        reduction,
-        functions or {},
-        attention,
-        site_pass.may_select,
-        positions,
-        folded,
-        on_unmasked,
+        reduction, functions or {}, attention, site_pass.may_select, positions, folded, on_unmasked
     )
 
     def make_interceptor(policy: CapturePolicy, on_call: Callable[[SiteCall], None]) -> Interceptor:
@@ -298,12 +291,7 @@ def observe_sites(
     check = partial(rows_at_sites, make_interceptor, policy)
     samples = 0
     distinct = DistinctRows()
-    with (
-        evaluation_mode(model),
-        without_fast_path(),
-        interceptor.hooked(),
-        positions.hooked(model),
-    ):
+    with evaluation_mode(model), without_fast_path(), interceptor.hooked(), positions.hooked(model):
         for batch in batches:
             # Tensors without values, on the meta device, can't be compared.
             numbers = None if batch.is_meta else distinct.add(batch)
@@ -362,10 +350,7 @@ class _SitePass:
         self.microbatches = Microbatches(self._report)
 
     def end_batch(self) -> None:
-        """End a batch.
-
-        The first one determines the sites.
-        """
+        """End a batch. The first one determines the sites."""
         calls = self.microbatches.calls
         if self._selected is None:
             self._selection.check(self._sites.values())
@@ -511,9 +496,7 @@ def list_sites(
 
 
 def channel_note(sites: Iterable[Site]) -> str:
-    """Describe the sites whose channel axis is assumed.
-
-    Return "" if there are none.
+    """Describe the sites whose channel axis is assumed. Return "" if there are none.
 
     Examples
     --------

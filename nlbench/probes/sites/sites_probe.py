@@ -76,10 +76,7 @@ class Selection:
         return cls(tuple(map(_parse, chosen)), excluded)
 
     def may_take(self, name: str, kind: str | None) -> bool:
-        """Return True if a site may be selected.
-
-        The kind is None if not yet known.
-        """
+        """Return True if a site may be selected. The kind is None if not yet known."""
         if any(choice.takes_all(name, kind) for choice in self.excluded):
             return False
         return not self.choices or any(choice.may_take(name, kind) for choice in self.choices)
@@ -211,9 +208,7 @@ class RowPolicy:
 
     @classmethod
     def parse(cls, rows: str, skip: int, of: str) -> RowPolicy:
-        """Parse ``sites.rows``.
-
-        With ``auto``, activations and modules have one row per sample.
+        """Parse ``sites.rows``. With ``auto``, activations and modules have one row per sample.
 
         Examples
         --------
@@ -243,10 +238,7 @@ class RowPolicy:
 
     @property
     def description(self) -> str:
-        """Description of the rows.
-
-        Empty if each is the mean over all positions of a sample.
-        """
+        """Description of the rows. Empty if each is the mean over all positions of a sample."""
         if self.nodes:
             return "rows are nodes"
         if not self.tokens:

@@ -173,7 +173,7 @@ def test_many_changes_are_listed_in_short():
             if name.endswith("_") and not name.startswith("_"):
                 setattr(nn.init, name, print)
     assert len(changes) > 10
-    assert changes.restored("it").endswith(f", {len(changes) - 10} more; since restored")
+    assert changes.restored("it").endswith(f" and {len(changes) - 10} more; since restored")
 
 
 def test_ordinary_use_of_libraries_is_no_change():

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 
 import numpy as np
 import pandas as pd
@@ -15,6 +14,7 @@ from torch import nn
 
 import nlbench
 from nlbench import RequestError, Result, Signature, Undefined, Value
+from nlbench.store.signature import dtw_distances
 
 signatures = st.lists(st.floats(-1, 1), min_size=1, max_size=7)
 
@@ -79,16 +79,19 @@ def test_the_distance_is_the_textbooks(a, b):
     assert one.dtw(one) == 0
 
 
+@given(st.lists(signatures, min_size=2, max_size=5))
+@settings(max_examples=60)
+def test_distances_of_pairs_are_the_textbooks(given):
+    found = dtw_distances(given)
+    expected = [[slow_dtw(a, b) if i != j else 0 for j, b in enumerate(given)]
+                for i, a in enumerate(given)]  # fmt: skip
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
 def test_the_distance_leaves_out_sites_without_a_value(gappy):
     assert gappy.dtw(of_values(0.25, 1.0)) == 0
     with pytest.raises(Undefined, match="site"):
         gappy.dtw(of_values(math.nan))
-
-
-def test_missing_package_is_named_by_distance(gappy, monkeypatch):
-    monkeypatch.setitem(sys.modules, "dtaidistance", None)
-    with pytest.raises(RequestError, match=r"nlbench\[signatures\]"):
-        gappy.dtw(gappy)
 
 
 def test_plot_has_gap_where_there_is_no_value(gappy):

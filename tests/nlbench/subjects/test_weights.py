@@ -18,12 +18,7 @@ from nlbench.errors import RequestError
 from nlbench.parsers import parse_paths
 from nlbench.serialization.hashing import file_hash, state_hash
 from nlbench.subjects.spec import SubjectSpec
-from nlbench.subjects.weights import (
-    load_weights,
-    read_checkpoint,
-    read_metadata,
-    save_weights,
-)
+from nlbench.subjects.weights import load_weights, read_checkpoint, read_metadata, save_weights
 from nlbench.subjects.weights_choice import choose_weights
 
 

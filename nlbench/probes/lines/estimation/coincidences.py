@@ -110,8 +110,7 @@ class CrossingTable:
         """Return the nodes, counted across all segments, at which a crossing's value is unknown."""
         side, at = (self._values[:, 0] == UNKNOWN).nonzero().unbind(1)
         step = self._crossings[0, at]
-        nodes: Tensor = torch.unique(step + step // self.steps + side)
-        return nodes
+        return torch.unique(step + step // self.steps + side)
 
     def complete(self, log: CrossingLog) -> None:
         """Add the values that are unknown from crossings logged at further nodes."""

@@ -127,9 +127,7 @@ class _SegmentState:
         return error <= max(self.deviation_target(tolerance) - fixed, fixed)
 
     def integrate(self, checks: Tensor, tolerance: float, is_last: bool) -> bool:
-        """Integrate on the coarsest grid that is accurate enough.
-
-        Return False if there is none.
+        """Integrate on the coarsest grid that is accurate enough. Return False if there is none.
 
         Its values and integrals don't depend on how often counting has halved the grid. If it
         `is_last`, there is an estimate in any case.
@@ -195,9 +193,7 @@ def estimate_segments(
     budget: int = 0,
     counts: bool = True,
 ) -> Iterator[SegmentEstimate | None]:
-    """Estimate segments one at a time.
-
-    See `nlbench.probes.lines.estimate_segment`.
+    """Estimate segments one at a time. See `nlbench.probes.lines.estimate_segment`.
 
     Parameters
     ----------

@@ -234,11 +234,7 @@ class DeviationEstimate:
         parts, middle, coarse = (_richardson(*pair) for pair in itertools.pairwise(grids))
         total = parts.total
         # A change may be small by chance. Changes are expected to fall to a quarter.
-        changes = [
-            total - middle.total,
-            total - grids[0].total,
-            (middle.total - coarse.total) / 4,
-        ]
+        changes = [total - middle.total, total - grids[0].total, (middle.total - coarse.total) / 4]
         error = torch.stack(changes).abs().amax(0)
         if checks is not None:
             # A check that is further from the interpolant than any node added by the last halving

@@ -40,9 +40,6 @@ COMPARED_STEPS = (0, 2, 5, 7)
 MAX_COPY_TOLERANCES = 8
 """Maximum difference, in tolerances, at which the values of two units count as equal."""
 BYTES_PER_COMPARED_UNIT = 224
-_HASH_FACTOR = 0x9E3779B97F4A7C1
-INITIAL_GPU_CAPACITY = 2**9
-"""Initial capacity of the log for the crossings of a step on a GPU."""
 
 
 @dataclass
@@ -142,7 +139,8 @@ class GridGroup:
         self._is_coarse = torch.stack([measured.is_coarse for measured in rounding])
         self._device = self._starts.device
         self.steps = 0
-        self._capacity = INITIAL_GPU_CAPACITY
+        # Initial capacity of the log for the crossings of a step on a GPU.
+        self._capacity = 2**9
         self.values = torch.zeros(0)
         self._sides: dict[tuple[int, int], _UnitSides] = {}
         self._leads: dict[int, Tensor] = {}
@@ -206,9 +204,7 @@ class GridGroup:
     def _retry_on_overflow(
         self, evaluate: Callable[[CrossingLog, CrossingLog], None]
     ) -> CrossingLog:
-        """Evaluate, retrying with more capacity while a log overflows.
-
-        Nothing is stored then.
+        """Evaluate, retrying with more capacity while a log overflows. Nothing is stored then.
 
         Returns the log of crossings.
         """
@@ -274,8 +270,7 @@ class GridGroup:
         Returns True for each segment that has coincident crossings.
         """
         self._retry_on_overflow(self._evaluate_ends)
-        flags: list[bool] = self._has_ties.tolist()
-        return flags
+        return self._has_ties.tolist()
 
     def _evaluate_ends(self, crossings: CrossingLog, _: CrossingLog) -> None:
         count = len(self)
@@ -737,7 +732,7 @@ class GridGroup:
             values = values.flip(1)
             leaders = leaders[::-1]
         for leader in leaders:
-            group = (group * _HASH_FACTOR + leader) % 2**52
+            group = (group * 0x9E3779B97F4A7C1 + leader) % 2**52
         tolerance = windows.tolerance.flatten()[row]
         site = self._site_index[step.output]
         crossings.add(interval[row], site, 0, group, values, tolerance, is_set)

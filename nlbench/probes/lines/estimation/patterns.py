@@ -97,10 +97,7 @@ class Windows:
 
     @classmethod
     def of(cls, pieces: MaxGroups, x: Sequence[Tensor], resting_values: Tensor) -> Windows:
-        """Find the leaders.
-
-        A window is resting if its maximum is one of `resting_values`.
-        """
+        """Find the leaders. A window is resting if its maximum is one of `resting_values`."""
         positions, members = pieces.argmax(x)
         resting = torch.isin(members.gather(2, positions).flatten(1), resting_values)
         fits_int16 = members.shape[2] < 2**15
@@ -127,10 +124,7 @@ class Windows:
         return torch.bincount(row[differs], minlength=len(other))
 
     def keep_leaders(self, before: Tensor, rows: slice) -> Tensor:
-        """Keep previous leaders that are tied with the new ones.
-
-        Return their number per row.
-        """
+        """Keep previous leaders that are tied with the new ones. Return their number per row."""
         lead = self.state[rows]
         values = self.values[rows]
         tied = value_at(values, before) >= value_at(values, lead) - self.tolerance[rows]

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MIN_ELEMENTS_ROWWISE = 8192
-"""Number of elements per point above which a CPU interpolates faster row by row than in a batch."""
-
 
 @dataclass(frozen=True)
 class Values:
@@ -72,7 +69,9 @@ class Chunk:
 
         def select_rows(x: Tensor) -> Tensor:
             result = x.index_select(0, self.left)
-            if x[:1].numel() >= MIN_ELEMENTS_ROWWISE and not x.is_cuda:
+            # Number of elements per point above which a CPU interpolates faster row by row than in
+            # a batch.
+            if x[:1].numel() >= 8192 and not x.is_cuda:
                 # Avoid copying the values on both sides.
                 rows = result.unbind()
                 ends = x.unbind()

@@ -18,11 +18,7 @@ from torch import Tensor
 
 from nlbench.errors import NotFinite
 from nlbench.introspection.memory import halve_on_oom
-from nlbench.probes.lines.recording.point_memory import (
-    PointMemory,
-    measure_point_memory,
-    share_out,
-)
+from nlbench.probes.lines.recording.point_memory import PointMemory, measure_point_memory, share_out
 from nlbench.probes.lines.recording.program import Program
 from nlbench.probes.lines.rules.rounding import peak
 from nlbench.probes.lines.segments import segment_lengths
@@ -44,8 +40,6 @@ MAX_BYTES_GPU = 2**30
 SEGMENTS_PER_GPU_BATCH = 64
 BATCHES_OF_SEGMENTS = 4
 """Number of batches of points whose segments are traced together, at a breakpoint a unit."""
-PARTS_PER_BLOCK = 256
-"""Number of finished parts that are concatenated at a time."""
 MIN_POINTS_PER_THREAD = 8
 
 
@@ -57,9 +51,7 @@ def trace_exactly(
     limit: int | None = None,
     needs: PointMemory | None = None,
 ) -> list[SegmentTrace]:
-    """Trace a recorded program along segments, all together.
-
-    See `trace_segment`.
+    """Trace a recorded program along segments, all together. See `trace_segment`.
 
     The trace is depth-first: a chunk that exceeds the limit is split at breakpoints, and each part
     is propagated through the rest of the program separately. Memory is bounded by limit times depth
@@ -195,7 +187,8 @@ class _OutputParts:
             self._spans.append((int(part.segment_index[0]), float(part.t[0]), self._rows, count))
             self._rows += count
             self._recent.append(part)
-            if len(self._recent) == PARTS_PER_BLOCK:
+            # Number of finished parts that are concatenated at a time.
+            if len(self._recent) == 256:
                 self._concatenate_recent()
 
     def join(self, segments: int) -> list[tuple[Tensor, Tensor, Tensor]]:

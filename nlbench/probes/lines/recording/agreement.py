@@ -46,10 +46,7 @@ def check_program(program: Program, network: nn.Module, example: Tensor) -> None
 
 
 def _run_with_another(program: Program, sample: Tensor, other: Tensor) -> Tensor:
-    """Run a program on a sample.
-
-    Raise if a step's output depends on another sample.
-    """
+    """Run a program on a sample. Raise if a step's output depends on another sample."""
     precision = torch.finfo(sample.dtype).eps
     output = sample
     pairs = zip(walk(program, sample), walk(program, torch.cat([other, sample])), strict=True)

@@ -38,10 +38,7 @@ class ProgramStep:
 
 @dataclass(frozen=True)
 class Program:
-    """A network as a sequence of steps.
-
-    Value 0 is the input.
-    """
+    """A network as a sequence of steps. Value 0 is the input."""
 
     steps: tuple[ProgramStep, ...]
     output: int  # index of the value that the network returns
@@ -155,10 +152,7 @@ def walk(program: Program, inputs: Tensor) -> Iterator[ComputedStep]:
 
 
 def apply_step(step: ProgramStep, inputs: Sequence[Tensor]) -> Tensor:
-    """Run a step.
-
-    Raise if it doesn't preserve the batch axis.
-    """
+    """Run a step. Raise if it doesn't preserve the batch axis."""
     try:
         output = step.rule.apply(inputs)
     except RuntimeError as error:

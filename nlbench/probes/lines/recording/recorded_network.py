@@ -115,10 +115,7 @@ class _ModelState:
             ]
 
     def keep_copies(self) -> None:
-        """Replace the tensors by copies.
-
-        Forget the state of a large model.
-        """
+        """Replace the tensors by copies. Forget the state of a large model."""
         if sum(tensor.nbytes for tensor in self.tensors) > MAX_RECORDED_BYTES:
             self.structure = None
         if self.structure is not None:

@@ -21,13 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from nlbench.errors import (
-    NlbenchError,
-    NotFinite,
-    RequestError,
-    UnsupportedOperation,
-    first_line,
-)
+from nlbench.errors import NlbenchError, NotFinite, RequestError, UnsupportedOperation, first_line
 from nlbench.introspection.function_calls import (
     SPARSE_LAYOUTS,
     DispatchMode,
@@ -103,10 +97,6 @@ def untraceable_reason(model: nn.Module, example: Tensor) -> str:
     return ""
 
 
-_NO_GRADIENT = "does not require grad"
-"""Part of PyTorch's message if a gradient is computed in inference mode."""
-
-
 def run_once(
     network: nn.Module,
     example: Tensor,
@@ -124,7 +114,8 @@ def run_once(
         raise
     except (RuntimeError, TypeError, IndexError, ValueError, AssertionError) as error:
         reason = first_line(error)
-        if _NO_GRADIENT in reason:
+        # Part of PyTorch's message if a gradient is computed in inference mode.
+        if "does not require grad" in reason:
             why = "the network computes a derivative in its forward pass"
             raise UnsupportedOperation("grad", "the network", why) from error
         raise RequestError(
@@ -492,12 +483,7 @@ class Recorder(DispatchMode):
                 self._log_write(tensor, self._values[tensor])
 
     def _add_step(
-        self,
-        name: str,
-        inputs: Sequence[int],
-        rule: Rule,
-        output: Tensor,
-        is_folded: bool = False,
+        self, name: str, inputs: Sequence[int], rule: Rule, output: Tensor, is_folded: bool = False
     ) -> None:
         value = len(self.steps) + 1
         shape = tuple(output.shape)[0 if is_folded else 1 :]
@@ -602,13 +588,11 @@ def _reads_values(name: str) -> bool:
     return known(name).takes in ("number", "truth", "values")
 
 
-_CLAMPS = ("clamp", "clip", "clamp_min", "clamp_max")
-
-
 def _clamps_to_tensors(operation: _Operation) -> bool:
     bounds = (*operation.args[1:], *operation.kwargs.values())
     has_tensors = any(isinstance(bound, Tensor) for bound in bounds)
-    return operation.name in _CLAMPS and "out" not in operation.kwargs and has_tensors
+    is_clamp = operation.name in ("clamp", "clip", "clamp_min", "clamp_max")
+    return is_clamp and "out" not in operation.kwargs and has_tensors
 
 
 def _clamp(name: str, x: Any, *bounds: Any, **named: Any) -> Any:
@@ -631,15 +615,11 @@ def _find_rule(call: RecordedCall) -> Rule:
         raise NotAffine("not piecewise affine")
     if operation.line is None:
         return kinks.rule_of_kinks(operation, call)
-    rule: Rule = operation.line(call)
-    return rule
+    return operation.line(call)
 
 
 class _CallNames(SiteNames):
-    """Names of calls.
-
-    Calls registered as one operation are passed to the recorder.
-    """
+    """Names of calls. Calls registered as one operation are passed to the recorder."""
 
     def __init__(self, network: nn.Module, recorder: Recorder) -> None:
         super().__init__(network)

@@ -20,8 +20,6 @@ from nlbench.probes.lines.rules.rounding import rearranged
 from nlbench.probes.lines.rules.rule import NotAffine, RecordedCall, Rule
 from nlbench.probes.lines.rules.shapes import view
 
-RuleFactory = Callable[[RecordedCall], Rule]
-
 
 def permutation(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
     """Return the source position of each element of a call's result, if it only moves them.
@@ -62,7 +60,7 @@ def permuting_rule(positions: Tensor, shape: Sequence[int]) -> Rule:
     return Rule(apply, rearranged(apply))
 
 
-def row_rule(call: RecordedCall, make_rule: RuleFactory) -> Rule:
+def row_rule(call: RecordedCall, make_rule: Callable[[RecordedCall], Rule]) -> Rule:
     """Create the rule for a call on rows from the rule for the call on samples.
 
     Raise NotAffine if the rows are not computed independently of each other, or there is no rule.

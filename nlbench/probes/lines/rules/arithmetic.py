@@ -236,8 +236,7 @@ def convolution(call: RecordedCall) -> Rule:
     def apply(points: Sequence[Tensor]) -> Tensor:
         x = points[0]
         if across_samples is None and (len(x) <= batch_points or x.device.type != "cpu"):
-            result: Tensor = call.apply(points)
-            return result
+            return call.apply(points)
         convolve = across_samples or call.apply
         return torch.cat([convolve([batch]) for batch in torch.split(x, batch_points)])
 
@@ -502,8 +501,7 @@ def sum_bound(axes: list[int], keepdim: bool) -> Bound:
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         terms = math.prod(x[0].shape[axis] for axis in axes)
         error = torch.hypot(bounds[0].expand_as(x[0]), x[0] * (math.sqrt(terms) / 2))
-        norm: Tensor = torch.linalg.vector_norm(error, dim=axes, keepdim=keepdim)
-        return norm
+        return torch.linalg.vector_norm(error, dim=axes, keepdim=keepdim)
 
     return bound
 

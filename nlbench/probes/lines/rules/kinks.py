@@ -38,8 +38,7 @@ def kinked_function(
         x = inputs[0]
         for c, tolerance in zip(kinks, pieces.tolerances(inputs, bounds), strict=True):
             x = x.masked_fill((x - c).abs() <= tolerance, c)
-        result: Tensor = call.apply([x])
-        return result
+        return call.apply([x])
 
     return Rule(call.apply, _slope_bound(kinks, slopes), pieces, snap)
 
@@ -211,8 +210,7 @@ def threshold(call: RecordedCall) -> Rule:
 def hardsigmoid(call: RecordedCall) -> Rule:
     def function(x: Tensor) -> Tensor:
         # PyTorch's own derivative uses 1/6 in single precision.
-        result: Tensor = (x + 3).clamp(0, 6) / 6 if _is_dual(x) else call.function(x)
-        return result
+        return (x + 3).clamp(0, 6) / 6 if _is_dual(x) else call.function(x)
 
     return kinked_function((-3.0, 3.0), replace(call, function=function), (0.0, 1 / 6, 0.0))
 

@@ -68,10 +68,7 @@ def largest(call: RecordedCall) -> Rule:
 
 
 def _inner_axes(call: RecordedCall) -> list[int]:
-    """Return the axes that a call reduces.
-
-    Raise if the batch axis is one of them.
-    """
+    """Return the axes that a call reduces. Raise if the batch axis is one of them."""
     rank = len(call.shapes[0])
     dim = call.argument(2 if call.name == "linalg_vector_norm" else 1, "dim")
     dim = [dim] if isinstance(dim, int) else list(dim or range(rank))
@@ -171,10 +168,7 @@ def sorted_along(call: RecordedCall) -> Rule:
 
 
 def _ranks(call: RecordedCall, size: int) -> list[int]:
-    """Return the rank of each value in the output, in order.
-
-    Rank 0 is the largest.
-    """
+    """Return the rank of each value in the output, in order. Rank 0 is the largest."""
     if call.name == "kthvalue":
         return [size - int(call.args[1])]
     if call.name == "median":

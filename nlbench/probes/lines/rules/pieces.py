@@ -32,10 +32,7 @@ class UnitPieces(Protocol):
         """Return where the output bends if the inputs are affine between neighbouring points."""
 
     def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        """Return a mask of the pieces that each unit may be on, (pieces, P, ...).
-
-        See `changes`.
-        """
+        """Return a mask of the pieces that each unit may be on, (pieces, P, ...). See `changes`."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +74,7 @@ class Kinks:
         return torch.cat(intervals), torch.cat(fractions)
 
     def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        """Return a mask of the pieces that each unit may be on, (pieces, P, ...).
-
-        See `changes`.
-        """
+        """Return a mask of the pieces that each unit may be on, (pieces, P, ...). See `changes`."""
         pairs = list(zip(self.distances(inputs), self.tolerances(inputs, bounds), strict=True))
         below = torch.stack([margin < -tolerance for margin, tolerance in pairs], 1)
         above = torch.stack([margin > tolerance for margin, tolerance in pairs], 1)
@@ -152,10 +146,7 @@ class MaxGroups:
         return interval[line], fraction
 
     def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        """Return a mask of the pieces that each unit may be on, (pieces, P, ...).
-
-        See `changes`.
-        """
+        """Return a mask of the pieces that each unit may be on, (pieces, P, ...). See `changes`."""
         return self.tied(inputs, bounds)[0].movedim(-1, 0)
 
     def bound(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
@@ -176,20 +167,14 @@ class MaxGroups:
         return self.lines(bound.expand_as(x)).abs()
 
     def _members(self, lines: Tensor) -> Tensor:
-        """Return the window members (P, rows, windows, members).
-
-        1 × 1 for a single position.
-        """
+        """Return the window members (P, rows, windows, members). 1 × 1 for a single position."""
         x = lines.reshape(len(lines), -1, lines.shape[-1])
         return x[..., None] if x.shape[-1] == 1 else x[:, :, self.windows_on(x.device)]
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Groups of units that are sorted.
-
-    The output consists of the values at certain ranks.
-    """
+    """Groups of units that are sorted. The output consists of the values at certain ranks."""
 
     # Maps the inputs at P points to the values to sort, (P, groups, units). It is also applied to
     # error bounds.
@@ -412,10 +397,7 @@ ones would require a synchronisation at each bend."""
 def _overtakes_on_gpu(
     left: Tensor, slope: Tensor, last: Tensor, current: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute `overtakes` with one synchronisation.
-
-    K lines have fewer than k bends.
-    """
+    """Compute `overtakes` with one synchronisation. K lines have fewer than k bends."""
     position = torch.zeros_like(left[:, :1])
     active = ~last.gather(1, current).squeeze(1)
     positions = []

@@ -96,10 +96,7 @@ def check_only_first_traced(
 
 
 def inner_axis(call: RecordedCall, position: int) -> int:
-    """Return the axis along which a call operates.
-
-    Raise if it is the batch axis.
-    """
+    """Return the axis along which a call operates. Raise if it is the batch axis."""
     axis = int(call.argument(position, "dim", 0)) % len(call.shapes[0])
     if axis == 0:
         raise NotAffine("it mixes the samples of a batch")

@@ -74,8 +74,7 @@ def unpooling(call: RecordedCall) -> Rule:
     size = call.argument(2, "output_size")
 
     def apply(points: Sequence[Tensor]) -> Tensor:
-        result: Tensor = call.function(points[0], repeat_samples(index, len(points[0])), size)
-        return result
+        return call.function(points[0], repeat_samples(index, len(points[0])), size)
 
     return Rule(apply, rearranged(apply))
 
@@ -109,8 +108,7 @@ def scattering(call: RecordedCall) -> Rule:
         )
 
     def apply(points: Sequence[Tensor]) -> Tensor:
-        result: Tensor = replace(call, args=filled(points)).apply(points)
-        return result
+        return replace(call, args=filled(points)).apply(points)
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         errors = [b.expand_as(v) for b, v in zip(bounds, x, strict=True)]
@@ -119,8 +117,7 @@ def scattering(call: RecordedCall) -> Rule:
         squares = [(e / size.reshape(-1, *(1,) * (e.ndim - 1))).square() for e in errors]
         exact = [torch.zeros_like(a) if _is_float(a) else a for a in filled(x)]
         sums: Tensor = replace(call, args=tuple(exact)).apply(squares)
-        result: Tensor = sums.sqrt() * size.reshape(-1, *(1,) * (sums.ndim - 1))
-        return result
+        return sums.sqrt() * size.reshape(-1, *(1,) * (sums.ndim - 1))
 
     return Rule(apply, bound)
 
@@ -139,8 +136,7 @@ def assigned(call: RecordedCall) -> Rule:
         columns = target.to(flat.device)
         source_columns = source.to(flat.device)
         flat[:, columns] = repeat_samples(value, count).reshape(count, -1)[:, source_columns]
-        result: Tensor = flat.reshape(count, *call.shape[1:])
-        return result
+        return flat.reshape(count, *call.shape[1:])
 
     def apply(points: Sequence[Tensor]) -> Tensor:
         tensors = [points[a.index] if isinstance(a, Input) else a for a in (base, value)]
@@ -184,8 +180,7 @@ def concatenation(call: RecordedCall) -> Rule:
     def apply(points: Sequence[Tensor]) -> Tensor:
         count = len(points[0])
         parts = [a if isinstance(a, Input) else repeat_samples(a, count) for a in call.args[0]]
-        result: Tensor = replace(call, args=(parts, *call.args[1:])).apply(points)
-        return result
+        return replace(call, args=(parts, *call.args[1:])).apply(points)
 
     return Rule(apply, bound)
 
