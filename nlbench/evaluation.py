@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError, first_line, nearest, shorten
@@ -532,6 +532,9 @@ def _read_samples(
         assert reader.arguments is not None
         return _Samples(tensor, read_labels, None, reader.arguments)
     if isinstance(inputs, TorchDataset):
+        if not isinstance(inputs, IterableDataset) and not hasattr(inputs, "__len__"):
+            kind = type(inputs).__name__
+            raise RequestError(f"inputs: {kind} has no __len__, expected a dataset of known size")
         inputs = DataLoader(inputs, batch_size=LOADER_BATCH, collate_fn=_collate)
     is_invalid = isinstance(inputs, str | bytes) or hasattr(inputs, "__array__")
     if is_invalid or not isinstance(inputs, Iterable):

@@ -204,9 +204,10 @@ def _is_header(cells: pd.Series[Any]) -> bool:
 
 
 def _drop_index(frame: pd.DataFrame) -> pd.DataFrame:
-    """Remove the index that pandas writes: a first column without a name that counts the rows."""
+    """Remove the index that pandas writes: a first column without a name, of distinct integers."""
     first = frame.columns[0]
-    is_index = first == "Unnamed: 0" and frame[first].tolist() == list(range(len(frame)))
+    column = frame[first]
+    is_index = first == "Unnamed: 0" and column.dtype.kind in "iu" and column.is_unique
     return frame.drop(columns=first) if is_index else frame
 
 
@@ -287,6 +288,8 @@ def _choose_arrays(content: Any, name: str) -> tuple[Any, Any, str]:
         kind = type(content[inputs]).__name__
         raise RequestError(f"{name}: {inputs} is a {kind}, expected an array")
     text = f"{inputs} of {name}" + (f", labels {labels}" if labels else "")
+    others = [str(key) for key in content if key not in (inputs, labels)]
+    text += f"; without {shorten(', '.join(others))}" if others else ""
     return content[inputs], content[labels] if labels else None, text
 
 
@@ -295,15 +298,14 @@ def _as_inputs(array: Any, name: str) -> tuple[Any, str]:
     import numpy as np
     import torch
 
-    from nlbench.subjects.own_data import check_dense
+    from nlbench.subjects.own_data import check_dense, native_array
 
     if isinstance(array, np.ndarray):
         if array.dtype.kind not in "iufb" or (array.dtype.kind == "u" and array.itemsize > 1):
             raise RequestError(
                 f"{name} holds {array.dtype}, expected floats, signed integers or bytes"
             )
-        array = array.astype(array.dtype.newbyteorder("="))
-        array = torch.from_numpy(np.ascontiguousarray(array))
+        array = torch.from_numpy(native_array(array))
     tensor: torch.Tensor = array
     check_dense(name, tensor)
     is_bytes = tensor.dtype == torch.uint8
