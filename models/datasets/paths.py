@@ -15,11 +15,12 @@ from nlbench.errors import RequestError, error_text, nearest, shorten
 from nlbench.options import Option
 from nlbench.registry import Family
 from nlbench.serialization.files import check_is_file
+from nlbench.serialization.versions import files_version
 from nlbench.subjects.data import dataset
 
 from .images import CHANNELS, EXIF, SIZE, image_folder
 from .text import OPTIONS as TEXT_OPTIONS
-from .text import TextWindows, file_states, text_files
+from .text import TextWindows, text_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,7 +105,7 @@ def _declare(
     """Declare the options of a function that opens files, or those below a folder."""
 
     def fingerprint(**_: Any) -> str:
-        return file_states(files if isinstance(files, Sequence) else list(_shown_files(files)))
+        return files_version(files if isinstance(files, Sequence) else list(_shown_files(files)))
 
     build.__doc__ = f"Data in {name}."
     return dataset(options=options, fingerprint=fingerprint, owner=owner)(build)
