@@ -20,7 +20,7 @@ from nlbench.introspection.model_output import output_parts
 from nlbench.introspection.random_state import RandomStream
 
 from .data import Dataset, Items
-from .inputs import LABEL_KEYS, BatchReader, is_identifier
+from .inputs import LABEL_KEYS, WIDE_UNSIGNED, BatchReader, is_identifier
 from .samples import MAX_SAMPLE_BYTES, READ_BATCH, InMemoryItems, drawn_indices, joined
 
 Read = Callable[[Any], tuple[Tensor, Tensor | None]]
@@ -326,6 +326,9 @@ def check_dense(label: str, tensor: Tensor) -> None:
         raise RequestError(f"{label} has a quantised tensor, expected numbers; use dequantize()")
     if tensor.is_meta:
         raise RequestError(f"{label} has a tensor on the meta device, without values")
+    if tensor.dtype in WIDE_UNSIGNED:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise RequestError(f"{label} holds {kind}, expected floats, signed integers or bytes")
 
 
 def _rows(label: str, inputs: Any, labels: Any) -> tuple[Tensor, Tensor | None]:

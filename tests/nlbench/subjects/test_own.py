@@ -426,6 +426,42 @@ def test_items_unlike_the_first_are_refused(folder, name, message):
         load_own(folder, name)
 
 
+OPTIONAL = """
+import torch
+from torch.utils.data import TensorDataset
+class Net(torch.nn.Linear):
+    def __init__(self): super().__init__(2, 3)
+    def forward(self, x, scale=None):
+        return super().forward(x if scale is None else x * scale)
+class Two(Net):
+    def forward(self, x, scale):
+        return super().forward(x, scale)
+x, y = torch.randn(20, 2), torch.randn(20, 1)
+pair = (x, y)
+items = TensorDataset(x, y)
+triples = TensorDataset(x, y, y)
+"""
+
+
+def load_optional(folder, network, data):
+    write(folder / "my_net.py", OPTIONAL)
+    spec = SubjectSpec(f"my_net.py:{network}", "init", f"my_net.py:{data}", samples=None)
+    return load_subject(spec, torch.device("cpu"))
+
+
+def test_real_labels_are_no_optional_argument(folder):
+    with pytest.raises(RequestError, match="labels or an optional argument"):
+        load_optional(folder, "Net", "items")
+    assert load_optional(folder, "Net", "pair").inputs.shape == (20, 2)
+
+
+@pytest.mark.parametrize("data", ["items", "triples"])
+def test_required_arguments_are_no_labels(folder, data):
+    subject = load_optional(folder, "Two", data)
+    assert subject.inputs.shape == (20, 3)
+    assert subject.labels is None
+
+
 def test_random_data_are_the_same_for_all_subjects(folder):
     draw = "torch.tensor([[random.random(), numpy.random.rand(), torch.rand(1)]])"
     write(
