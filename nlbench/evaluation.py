@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError, first_line, nearest, shorten
@@ -50,8 +50,10 @@ from nlbench.subjects.inputs import (
     BatchReader,
     OutputChoice,
     input_error,
+    signed_labels,
     single_tensor_call,
 )
+from nlbench.subjects.own_data import native_array
 from nlbench.subjects.samples import Batches, drawn_batches, sample_facts, sample_order
 from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.subject import Subject
@@ -276,9 +278,9 @@ class _Evaluation:
             return self._measure(model, name, samples, is_divisible=False)
         return run
 
-    def _resolve(self, inputs: Tensor | None = None) -> ResolvedSettings:
+    def _resolve(self) -> ResolvedSettings:
         settings = {key: value for key, value in self.settings.items() if key != "model.output"}
-        return resolve_settings(self.measures, settings, inputs=inputs)
+        return resolve_settings(self.measures, settings)
 
     def _measure(
         self, model: nn.Module, name: tuple[str, str], samples: _Samples, *, is_divisible: bool
@@ -286,7 +288,7 @@ class _Evaluation:
         """Measure a model on samples, which keep their order unless they are divisible."""
         samples = samples.shuffle_rows() if is_divisible else samples
         stream = samples.stream
-        resolved = self._resolve(samples.inputs)
+        resolved = self._resolve()
         for probe, options in resolved.probes.items():
             load_probe(probe).check(None, options)
         device = next((p.device for p in model.parameters()), samples.inputs.device)
@@ -303,8 +305,7 @@ class _Evaluation:
         start = time.perf_counter()
         count = len(samples.inputs)
         known = count if stream is None else stream.known_length or count
-        steps = (load_probe(p).steps(known, options) for p, options in resolved.probes.items())
-        self.monitor.begin(sum(steps))
+        self.monitor.begin(self._count_steps(resolved, samples.inputs, known))
         only_count = None if is_divisible else count
         # In the caller's inference mode, copies of the model would have no gradients.
         with (
@@ -330,6 +331,13 @@ class _Evaluation:
         seconds = round(time.perf_counter() - start, 3)
         manifest = replace(make_manifest(request, machine), seconds=seconds)
         return Run(manifest.describe_records(records), records)
+
+    def _count_steps(self, resolved: ResolvedSettings, inputs: Tensor, count: int) -> int:
+        steps = 0
+        for name, options in resolved.probes.items():
+            probe = load_probe(name)
+            steps += probe.steps(count, probe.resolve(options, inputs))
+        return steps
 
     def _describe_subject(
         self, model: nn.Module, name: tuple[str, str], samples: _Samples
@@ -491,10 +499,12 @@ def _collate(items: list[Any]) -> Any:
 
 def _as_labels(labels: object) -> Tensor | bool | str | None:
     """Return labels as a tensor, unless they say where a loader's labels are."""
-    if labels is None or isinstance(labels, Tensor | bool | str):
+    if isinstance(labels, Tensor):
+        return signed_labels(labels)
+    if labels is None or isinstance(labels, bool | str):
         return labels
     try:
-        return torch.as_tensor(np.asarray(labels))
+        return signed_labels(torch.as_tensor(native_array(np.asarray(labels))))
     except (TypeError, ValueError, RuntimeError) as error:
         raise RequestError(
             f"labels: {shorten(labels)}, expected the index of a class for each sample"
@@ -522,7 +532,10 @@ def _read_samples(
         assert reader.arguments is not None
         return _Samples(tensor, read_labels, None, reader.arguments)
     if isinstance(inputs, TorchDataset):
-        inputs = DataLoader(inputs, batch_size=128, collate_fn=_collate)
+        if not isinstance(inputs, IterableDataset) and not hasattr(inputs, "__len__"):
+            kind = type(inputs).__name__
+            raise RequestError(f"inputs: {kind} has no __len__, expected a dataset of known size")
+        inputs = DataLoader(inputs, batch_size=LOADER_BATCH, collate_fn=_collate)
     is_invalid = isinstance(inputs, str | bytes) or hasattr(inputs, "__array__")
     if is_invalid or not isinstance(inputs, Iterable):
         raise input_error(inputs)

@@ -27,6 +27,7 @@ from nlbench.plan import Cell, Plan, make_plan
 from nlbench.probes.probe import load_probe
 from nlbench.progress import Progress, ProgressMonitor
 from nlbench.request import ExecutionOptions, Request, write_request
+from nlbench.serialization.versions import changed_files
 from nlbench.signals import check_interruption, interruptible
 from nlbench.store.manifest import make_manifest
 from nlbench.store.record import (
@@ -57,12 +58,16 @@ class Preview:
         """Compare a plan with the records of a run."""
         records = list(records)
         decisions = plan.decisions
-        superseded = itertools.chain.from_iterable(changed_sources(r, decisions) for r in records)
+        changed = {record.key: changed_sources(record, decisions) for record in records}
+        superseded = itertools.chain.from_iterable(changed.values())
         done = {
             record.key
             for record in records
-            if execution.rerun == "never"
-            or (execution.rerun == "failed" and record.result.status != "failed")
+            if not changed[record.key]
+            and (
+                execution.rerun == "never"
+                or (execution.rerun == "failed" and record.result.status != "failed")
+            )
         }
         missing = [cell for cell in plan.cells if cell.key not in done]
         return cls(
@@ -229,7 +234,11 @@ def _copy_known(folder: RunFolder, cells: Sequence[Cell], known: Iterable[str | 
     others = [RunFolder(path) for path in known]
     labels = {cell.key: cell.subject.label for cell in cells}
     candidates = (other.find_record(key) for key in labels for other in others)
-    copied = {r.key: r for r in candidates if r is not None and r.is_done}
+    copied = {
+        r.key: r
+        for r in candidates
+        if r is not None and r.is_done and not changed_files(r.subject.files or {})
+    }
     for key, record in copied.items():
         folder.add(replace(record, subject=replace(record.subject, weights=labels[key])))
     return bool(copied)

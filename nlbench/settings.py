@@ -18,8 +18,6 @@ from nlbench.subjects.data import DatasetInfo, settings_owners
 from nlbench.subjects.model import MODEL_OWNER, OUTPUT, ModelInfo, resolve_arguments
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from nlbench.probes.probe import Probe
 
 
@@ -38,23 +36,14 @@ def resolve_settings(
     settings: Settings,
     datasets: Mapping[str, DatasetInfo] | None = None,
     models: Mapping[str, ModelInfo] | None = None,
-    *,
-    inputs: Tensor | None = None,
 ) -> ResolvedSettings:
     """Assign settings to the measures, probes and datasets of a run and validate them.
 
-    Datasets and models have declarations, with options or keyword arguments, by name. Probes may
-    have other defaults for the user's inputs. Raise RequestError if a setting applies to nothing.
+    Datasets and models have declarations, with options or keyword arguments, by name. Raise
+    RequestError if a setting applies to nothing.
     """
     probe_names = unique(m.probe for m in measures)
     probes = {name: load_probe(name) for name in probe_names}
-    if inputs is not None:
-        defaults = {
-            f"{name}.{option}": value
-            for name, probe in probes.items()
-            for option, value in probe.defaults(inputs).items()
-        }
-        settings = {**defaults, **settings}
     settings = _copy_followed_settings(settings, probes)
     owners = {m.name: m.options for m in measures}
     owners |= {name: probe.options for name, probe in probes.items()}

@@ -15,11 +15,12 @@ from nlbench.errors import RequestError, error_text, nearest, shorten
 from nlbench.options import Option
 from nlbench.registry import Family
 from nlbench.serialization.files import check_is_file
+from nlbench.serialization.versions import files_version
 from nlbench.subjects.data import dataset
 
 from .images import CHANNELS, EXIF, SIZE, image_folder
 from .text import OPTIONS as TEXT_OPTIONS
-from .text import TextWindows, file_states, text_files
+from .text import TextWindows, text_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,7 +105,7 @@ def _declare(
     """Declare the options of a function that opens files, or those below a folder."""
 
     def fingerprint(**_: Any) -> str:
-        return file_states(files if isinstance(files, Sequence) else list(_shown_files(files)))
+        return files_version(files if isinstance(files, Sequence) else list(_shown_files(files)))
 
     build.__doc__ = f"Data in {name}."
     return dataset(options=options, fingerprint=fingerprint, owner=owner)(build)
@@ -204,9 +205,10 @@ def _is_header(cells: pd.Series[Any]) -> bool:
 
 
 def _drop_index(frame: pd.DataFrame) -> pd.DataFrame:
-    """Remove the index that pandas writes: a first column without a name that counts the rows."""
+    """Remove the index that pandas writes: a first column without a name, of distinct integers."""
     first = frame.columns[0]
-    is_index = first == "Unnamed: 0" and frame[first].tolist() == list(range(len(frame)))
+    column = frame[first]
+    is_index = first == "Unnamed: 0" and column.dtype.kind in "iu" and column.is_unique
     return frame.drop(columns=first) if is_index else frame
 
 
@@ -287,6 +289,8 @@ def _choose_arrays(content: Any, name: str) -> tuple[Any, Any, str]:
         kind = type(content[inputs]).__name__
         raise RequestError(f"{name}: {inputs} is a {kind}, expected an array")
     text = f"{inputs} of {name}" + (f", labels {labels}" if labels else "")
+    others = [str(key) for key in content if key not in (inputs, labels)]
+    text += f"; without {shorten(', '.join(others))}" if others else ""
     return content[inputs], content[labels] if labels else None, text
 
 
@@ -295,15 +299,14 @@ def _as_inputs(array: Any, name: str) -> tuple[Any, str]:
     import numpy as np
     import torch
 
-    from nlbench.subjects.own_data import check_dense
+    from nlbench.subjects.own_data import check_dense, native_array
 
     if isinstance(array, np.ndarray):
         if array.dtype.kind not in "iufb" or (array.dtype.kind == "u" and array.itemsize > 1):
             raise RequestError(
                 f"{name} holds {array.dtype}, expected floats, signed integers or bytes"
             )
-        array = array.astype(array.dtype.newbyteorder("="))
-        array = torch.from_numpy(np.ascontiguousarray(array))
+        array = torch.from_numpy(native_array(array))
     tensor: torch.Tensor = array
     check_dense(name, tensor)
     is_bytes = tensor.dtype == torch.uint8

@@ -17,7 +17,7 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError, system_text
 from nlbench.options import Option
 from nlbench.registry import Family
-from nlbench.serialization.hashing import content_key
+from nlbench.serialization.versions import files_version
 from nlbench.subjects.data import Sample, dataset
 from nlbench.subjects.tokenizer import BYTES, Tokenizer
 
@@ -68,13 +68,7 @@ class Text(Family):
         build.__doc__ = self.describe(name)
         if name == STANDARD_LIBRARY:
             return dataset(options=OPTIONS, version=f"Python {platform.python_version()}")(build)
-        return dataset(options=OPTIONS, fingerprint=lambda **_: file_states(files))(build)
-
-
-def file_states(files: Sequence[Path]) -> str:
-    """Return a hash of the names, sizes and modification times of files, and of dead links."""
-    states = {str(file): file.stat() if file.exists() else file.lstat() for file in files}
-    return content_key({name: (s.st_size, s.st_mtime_ns) for name, s in states.items()})
+        return dataset(options=OPTIONS, fingerprint=lambda **_: files_version(files))(build)
 
 
 def text_files(name: str) -> list[Path]:

@@ -75,7 +75,7 @@ def _measure(
     model: nn.Module, inputs: Tensor, measure: type[Measure], settings: Settings
 ) -> Result:
     """Measure a network as `nlbench.evaluate` does, without creating a record."""
-    resolved = resolve_settings([measure], settings, inputs=inputs)
+    resolved = resolve_settings([measure], settings)
     # The labels are a network's own predictions, as after training. With random labels, changes
     # in the loss would be meaningless.
     labels = relu_network()(inputs.float().cpu()).argmax(1)

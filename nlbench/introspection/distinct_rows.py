@@ -28,6 +28,24 @@ class RowNumbers:
         return int((~self.is_copy).sum())
 
 
+def first_distinct(rows: Tensor, count: int) -> Tensor:
+    """Return the positions of the first `count` distinct rows, or of all if there are fewer.
+
+    Examples
+    --------
+    >>> first_distinct(torch.tensor([[5.0], [5.0], [7.0], [9.0]]), 2)
+    tensor([0, 2])
+    """
+    distinct = DistinctRows()
+    positions: list[int] = []
+    for start in range(0, len(rows), count):
+        is_copy = distinct.add(rows[start : start + count]).is_copy
+        positions += (torch.nonzero(~is_copy)[:, 0] + start).tolist()
+        if len(positions) >= count:
+            break
+    return torch.tensor(positions[:count], dtype=torch.long)
+
+
 class DistinctRows:
     """Numbers rows by value over several batches.
 

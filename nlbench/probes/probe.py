@@ -100,6 +100,8 @@ class ProbeFacts(TypedDict, total=False):
     not_compared_with_float64: str
     is_prefix_shared: bool
     # of paths
+    paths: str
+    number: int
     paths_hash: str
     drawing: Mapping[str, Any]
     # of the channel graph
@@ -187,9 +189,9 @@ class Probe(ABC):
         """
         return 512
 
-    def defaults(self, inputs: Tensor) -> ProbeOptions:
-        """Return the defaults for a user's own inputs that differ from those in `options`."""
-        return {}
+    def resolve(self, options: ProbeOptions, inputs: Tensor) -> ProbeOptions:
+        """Return the options with the values that defaults such as ``auto`` have for inputs."""
+        return options
 
     @abstractmethod
     def observe(self, probe_pass: ProbePass) -> ProbeFacts:

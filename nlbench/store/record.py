@@ -24,6 +24,7 @@ from nlbench.serialization.files import (
     dump_versioned,
     parse_versioned,
 )
+from nlbench.serialization.versions import changed_files
 from nlbench.subjects.facts import SubjectFacts
 
 if TYPE_CHECKING:
@@ -231,12 +232,13 @@ def read_decisions(cell: Record | Cell) -> dict[tuple[object, ...], object]:
 
 
 def changed_sources(record: Record, decisions: Decisions) -> list[str]:
-    """Return the names of the model and data whose files alone have changed since a record."""
+    """Return the model, the data and the files that alone have changed since a record."""
     subject = record.subject
     current: Any = decisions.get(("sources", *subject.identity))
     if current is None or not subject.sources or subject.settings_key != current[0]:
         return []
-    return [name for name, version in current[1].items() if subject.sources.get(name) != version]
+    names = [name for name, version in current[1].items() if subject.sources.get(name) != version]
+    return names + changed_files(subject.files or {})
 
 
 def difference_text(record: Record, key: tuple[object, ...]) -> str:

@@ -40,6 +40,8 @@ class SubjectFacts:
     key: str | None = None  # hash of the subject's specification
     # Versions of the files of its model and data, by the name of the model or dataset.
     sources: Mapping[str, str] | None = None
+    # Versions of the other files that its own code read, by their paths.
+    files: Mapping[str, str] | None = None
     settings_key: str | None = None  # hash of the subject's specification without these versions
     rest: Mapping[str, Any] = extra_fields()  # facts added by other programs
 

@@ -31,6 +31,9 @@ Constant = bool | int | float | str | None
 IGNORED_LABEL = -100
 """Label for positions without a prediction, as in PyTorch's cross-entropy."""
 
+WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+"""Types that PyTorch can store, and hardly compute with."""
+
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer dtype that holds the bits of a float, keyed by the float's size in bytes."""
 
@@ -299,6 +302,10 @@ class BatchReader:
         is_variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
         self._max_arguments = None if is_variadic else len(parameters)
         self._keywords = frozenset(p.name for p in parameters)
+        is_required = (
+            p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD for p in parameters
+        )
+        self._min_arguments = sum(is_required)
         # Set by the first batch.
         self.arguments: ArgumentLayout | None = None
         self._mapping_keys: list[str] | None = None
@@ -334,7 +341,7 @@ class BatchReader:
                 f"inputs: a batch of {len(inputs)} samples has labels of shape "
                 f"{tuple(labels.shape)}, expected one label per sample"
             )
-        return inputs, labels if isinstance(labels, Tensor) else None
+        return inputs, signed_labels(labels) if isinstance(labels, Tensor) else None
 
     def _call_arguments(self, batch: object) -> Arguments:
         """Return the arguments of the model's call on a batch."""
@@ -441,7 +448,7 @@ class BatchReader:
         if len(batch) > 1 and _are_mappings(batch[-1]):
             has_labels = self._labels is not False  # Boxes of a detector, one mapping per image.
         elif self._guesses_labels and not takes_one and len(batch) > 1:
-            has_labels = is_identifier(batch[-1])
+            has_labels = self._ends_with_labels(batch)
         elif self._labels is None and len(batch) == 2:
             has_labels = True
             if not takes_one:
@@ -453,6 +460,22 @@ class BatchReader:
             return tuple(batch), None
         is_one = len(batch) == 2 and isinstance(batch[0], Tensor | Mapping)
         return batch[0] if is_one else tuple(batch[:-1]), batch[-1]
+
+    def _ends_with_labels(self, batch: Sequence[Any]) -> bool:
+        """Return True if the last of several elements is no argument of the model.
+
+        Raise if it may be one, or labels that are no class indices.
+        """
+        if len(batch) <= self._min_arguments:
+            return False
+        is_surplus = self._max_arguments is not None and len(batch) > self._max_arguments
+        if is_identifier(batch[-1]) or is_surplus:
+            return True
+        raise RequestError(
+            f"inputs: the data yield tuples of {len(batch)}, whose last element may be labels or "
+            "an optional argument of the model; yield mappings with the names of the arguments, "
+            "and 'labels' for the labels"
+        )
 
     def _split_mapping(self, batch: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
         key = self._labels if isinstance(self._labels, str) else "labels"
@@ -671,6 +694,12 @@ def _dense(tensor: Tensor, position: str) -> Tensor:
         raise RequestError(f"inputs{position}: a sparse or nested tensor, expected a dense one")
     if tensor.is_meta:
         raise RequestError(f"inputs{position}: a tensor on the meta device, without values")
+    if tensor.dtype in WIDE_UNSIGNED:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise RequestError(
+            f"inputs{position}: a tensor of {kind}, expected floats or signed integers; use "
+            ".float() or .long()"
+        )
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise RequestError(
             f"inputs{position}: {_add_article(tensor)}, a subclass with its own dispatch; "
@@ -701,6 +730,11 @@ def is_identifier(value: object) -> bool:
     if isinstance(value, Tensor):
         return value.ndim == 1 and not value.is_floating_point()
     return isinstance(value, list | tuple) and all(isinstance(entry, str | int) for entry in value)
+
+
+def signed_labels(labels: Tensor) -> Tensor:
+    """Return labels of an unsigned type that PyTorch can't compare as signed integers."""
+    return labels.long() if labels.dtype in WIDE_UNSIGNED else labels
 
 
 def _as_next_tokens(labels: Any, values: Mapping[str, Any]) -> Any:

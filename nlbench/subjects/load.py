@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -11,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
 from nlbench.errors import NlbenchError, PluginError, RequestError, one_line, shorten, system_text
+from nlbench.introspection.opened_files import opened_files
 from nlbench.options import OptionValue, resolve_options
 from nlbench.serialization.hashing import state_hash
+from nlbench.serialization.versions import describe_files
 
 from .data import Data, Dataset, dataset_info
 from .facts import SubjectFacts
 from .model import ModelInfo, model_info, split_output
-from .own import OwnModel, output_function
+from .own import OwnCode, OwnModel, output_function
 from .spec import SubjectSpec
 from .weights import load_weights, read_metadata
 from .weights_choice import WeightsChoice, choose_weights
@@ -209,8 +212,21 @@ def bind_arguments(dataset: Data, model: nn.Module) -> Data:
 def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     """Build the model, load its weights and draw its samples.
 
-    The model is run only to calibrate batch-norm statistics.
+    The model is run only to calibrate batch-norm statistics. The files that the user's own code
+    reads are recorded.
     """
+    with opened_files() as opened:
+        subject = _load_subject(spec, device)
+    entries = registry.load("models", spec.model), registry.load("datasets", spec.data)
+    sources = [entry.file for entry in entries if isinstance(entry, OwnCode)]
+    folders = list(itertools.chain.from_iterable(source.roots for source in sources))
+    known = {str(file) for source in sources for file in source.own_files()}
+    named = set(itertools.chain.from_iterable(source.named_files() for source in sources))
+    files = describe_files((opened.inputs(folders) | named) - known) if sources else {}
+    return replace(subject, facts=replace(subject.facts, files=files or None))
+
+
+def _load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     import torch
 
     from nlbench.introspection.model_state import batch_norm_layers

@@ -26,8 +26,10 @@ from types import ModuleType, NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union
 
 from nlbench.errors import NlbenchError, RequestError, error_text, first_line, nearest, shorten
+from nlbench.introspection.opened_files import add_files, opened_files
 from nlbench.options import Option, OptionValue
 from nlbench.registry import Family
+from nlbench.serialization.versions import changed_files, describe_files
 from nlbench.signals import raise_interruption
 
 from .data import DatasetInfo
@@ -56,7 +58,14 @@ class ImportedFile:
     def __init__(self, source: SourceFile) -> None:
         self.source = source
         self._modules: dict[str, ModuleType] = {}
+        self.files: set[str] = set()  # read by the calls
+        self._versions: dict[str, str] = {}
         self.module = self.call(self._import)
+
+    @property
+    def is_outdated(self) -> bool:
+        """True if a file that it read has changed since."""
+        return bool(changed_files(self._versions))
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function while the file's folder is on the path and its modules are importable.
@@ -65,7 +74,11 @@ class ImportedFile:
         """
         try:
             with _LOCK, self._importable(), contextlib.redirect_stdout(sys.stderr):
-                return function()
+                with opened_files() as opened:
+                    value = function()
+                self.files |= opened.inputs(self.source.roots)
+                self._versions = describe_files(self.files) | self._versions
+                return value
         except (NlbenchError, MemoryError):
             raise
         except BaseException as error:
@@ -358,9 +371,18 @@ class OwnModel(OwnCode):
             return _import(self.file, self.fingerprint())
 
 
-@lru_cache(maxsize=8)
 def _import(file: SourceFile, fingerprint: str) -> ImportedFile:
-    """Run a file once for each version of it."""
+    """Run a file once for each version of it, and of the files that it reads."""
+    imported = _cached_import(file, fingerprint)
+    if imported.is_outdated:
+        _cached_import.cache_clear()
+        imported = _cached_import(file, fingerprint)
+    add_files(imported.files)
+    return imported
+
+
+@lru_cache(maxsize=8)
+def _cached_import(file: SourceFile, fingerprint: str) -> ImportedFile:
     del fingerprint
     return ImportedFile(file)
 

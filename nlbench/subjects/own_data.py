@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError
@@ -19,8 +20,8 @@ from nlbench.introspection.model_output import output_parts
 from nlbench.introspection.random_state import RandomStream
 
 from .data import Dataset, Items
-from .inputs import LABEL_KEYS, BatchReader, is_identifier
-from .samples import MAX_SAMPLE_BYTES, InMemoryItems, joined
+from .inputs import LABEL_KEYS, WIDE_UNSIGNED, BatchReader, is_identifier
+from .samples import MAX_SAMPLE_BYTES, READ_BATCH, InMemoryItems, drawn_indices, joined
 
 Read = Callable[[Any], tuple[Tensor, Tensor | None]]
 """Returns the inputs of a batch, and its labels if they are class indices."""
@@ -29,13 +30,24 @@ Read = Callable[[Any], tuple[Tensor, Tensor | None]]
 class ForeignItems(TorchDataset[tuple[Tensor, int]]):
     """Items of a dataset in PyTorch's form, read as batches.
 
-    `collate` makes a batch of a list of items, and `read` returns its inputs and labels.
+    `collate` makes a batch of a list of items, and `read` returns its inputs and labels. Unless
+    `has_labels`, all labels are 0.
     """
 
-    def __init__(self, items: Any, collate: Callable[[list[Any]], Any], read: Read) -> None:
+    def __init__(
+        self,
+        label: str,
+        items: Any,
+        collate: Callable[[list[Any]], Any],
+        read: Read,
+        *,
+        has_labels: bool,
+    ) -> None:
+        self._label = label
         self._items = items
         self._collate = collate
         self._read = read
+        self._has_labels = has_labels
 
     def __len__(self) -> int:
         return len(self._items)
@@ -45,9 +57,29 @@ class ForeignItems(TorchDataset[tuple[Tensor, int]]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
         """Read several items. Random ones are the same in every call with these indices."""
+        rows, labels = self._read_batch(indices)
+        if len(rows) != len(indices):
+            raise RequestError(
+                f"{self._label}: its collate_fn returns {len(rows)} samples for {len(indices)} "
+                "items, expected one for each"
+            )
+        if not self._has_labels:
+            labels = None
+        elif labels is None:
+            raise RequestError(
+                f"{self._label} has items without a class index, unlike its first one; expected "
+                "integers from 0 for all"
+            )
+        return InMemoryItems(rows, labels).__getitems__(range(len(rows)))
+
+    def class_indices(self) -> list[int | None]:
+        """Return all labels, which are None for items without a class index."""
+        labels = (self._read_batch([index])[1] for index in range(len(self)))
+        return [None if each is None else int(each[0]) for each in labels]
+
+    def _read_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         with RandomStream("items").active():
-            batch = self._collate([self._items[index] for index in indices])
-            return InMemoryItems(*self._read(batch)).__getitems__(range(len(indices)))
+            return self._read(self._collate([self._items[index] for index in indices]))
 
 
 def as_dataset(label: str, value: Any) -> Dataset:
@@ -64,9 +96,11 @@ def as_dataset(label: str, value: Any) -> Dataset:
     """
     if isinstance(value, Dataset):
         return value
-    is_pair = isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_array, value))
-    if _is_array(value) or is_pair:
-        return _Source(label, value, [value]).dataset()
+    if _is_array(value) or _is_pair(value):
+        return _Source(label, value, [value]).dataset(are_arrays=True)
+    if isinstance(value, IterableDataset):
+        # Its items are samples, as those of a dataset with indices.
+        value = DataLoader(value, READ_BATCH)
     if _is_map_style(value) and not isinstance(value, nn.Module):
         return _Source(label, value).dataset()
     if hasattr(value, "__iter__") and not isinstance(value, str | bytes | dict | nn.Module):
@@ -87,25 +121,33 @@ class _Source:
         self._batches = batches
         self._note = note
         is_loader = isinstance(value, DataLoader)
-        self._items: Any = value.dataset if is_loader else value
+        self._source: Any = value.dataset if is_loader else value
         self._collate: Any = value.collate_fn if is_loader else self._collate_items
+        is_drawn = is_loader and batches is None
+        self._items: Any = _drawn_items(value) if is_drawn else self._source
         if batches is None and not len(self._items):
             raise RequestError(f"{label} is empty, expected samples")
         if batches is not None and not batches:
             raise RequestError(f"{label} yields nothing, expected batches of tensors")
         self._first = self._collate([self._items[0]]) if batches is None else batches[0]
 
-    def dataset(self) -> Dataset:
-        """Return the dataset of the first inputs in each batch and their labels."""
-        items, has_labels = self._read_items(
-            lambda batch: _rows(self._label, *_split(self._label, batch))
-        )
+    def dataset(self, *, are_arrays: bool = False) -> Dataset:
+        """Return the dataset of the first inputs in each batch and their labels.
+
+        If all `are_arrays`, the second one holds labels, whatever the model takes.
+        """
+
+        def read(batch: Any) -> tuple[Tensor, Tensor | None]:
+            return _rows(self._label, *_split(self._label, batch))
+
+        items, has_labels = self._read_items(read)
+        classes = _class_count(self._source, items) if has_labels else 0
         note = self._note
-        if not has_labels and _split(self._label, self._first)[1] is not None:
-            note += "; labels that are no class indices are left out"
-        classes = _class_count(self._items, items) if has_labels else 0
+        if not classes and _split(self._label, self._first)[1] is not None:
+            items, _ = self._read_items(read, are_labels_ignored=True)
+            note += _NO_LABELS
         dataset = make_dataset(self._label, items, classes, f"as {self._label} has it{note}")
-        if _is_array(self._first) or _is_labelled_array(self._first):
+        if are_arrays or _is_array(self._first) or _is_labelled_array(self._first):
             return dataset
         return replace(dataset, for_model=lambda model: self._pack_arguments(dataset, model))
 
@@ -118,25 +160,29 @@ class _Source:
             tensors = pytree.tree_map(lambda v: _tensor("", v) if _is_array(v) else v, plain)
             return _rows(self._label, *reader.read(tensors))
 
-        items, has_labels = self._read_items(read)
+        items, has_labels = self._read_items(read, are_labels_ignored=not dataset.labelled)
         assert reader.arguments is not None
         return replace(
             dataset,
             train=items,
             test=items,
-            labelled=dataset.labelled and has_labels,
+            labelled=has_labels,
             arguments=reader.arguments,
             preprocessing=f"{dataset.preprocessing}; inputs {', '.join(reader.arguments.names)}",
         )
 
-    def _read_items(self, read: Read) -> tuple[Items, bool]:
+    def _read_items(self, read: Read, *, are_labels_ignored: bool = False) -> tuple[Items, bool]:
         """Return all samples, and True if they have labels."""
         if self._batches is None:
-            has_labels = read(self._first)[1] is not None
-            return ForeignItems(self._items, self._collate, read), has_labels
+            has_labels = read(self._first)[1] is not None and not are_labels_ignored
+            items = ForeignItems(
+                self._label, self._items, self._collate, read, has_labels=has_labels
+            )
+            return items, has_labels
         parts = [read(batch) for batch in self._batches]
         _check_shapes(self._label, [inputs[0] for inputs, _ in parts])
         rows, labels = joined(parts)
+        labels = None if are_labels_ignored else labels
         return InMemoryItems(rows, labels), labels is not None
 
     def _collate_items(self, items: list[Any]) -> Any:
@@ -149,8 +195,27 @@ class _Source:
         pairs = [_split(self._label, item) for item in items]
         rows = [_tensor(self._label, x) for x, _ in pairs]
         _check_shapes(self._label, rows)
-        labels = [label for _, label in pairs]
-        return torch.stack(rows), labels if all(label is not None for label in labels) else None
+        return torch.stack(rows), _collate_labels([label for _, label in pairs])
+
+
+def _drawn_items(loader: DataLoader[Any]) -> Subset[Any]:
+    """Return the items that a loader's sampler draws, in the order of their indices."""
+    indices = drawn_indices(loader)
+    with contextlib.suppress(TypeError):  # Other keys than numbers keep the sampler's order.
+        indices = sorted(indices)
+    return Subset(loader.dataset, indices)
+
+
+def _collate_labels(labels: list[Any]) -> Any:
+    """Return the labels of items as a tensor if they are tensors, and None if some are missing."""
+    if any(label is None for label in labels):
+        return None
+    if not all(isinstance(label, Tensor) for label in labels):
+        return labels
+    if any(label.shape != labels[0].shape for label in labels):
+        return None
+    stacked = torch.stack(labels)
+    return stacked[:, 0] if stacked.shape[1:] == (1,) else stacked
 
 
 def _check_shapes(label: str, samples: Sequence[Tensor]) -> None:
@@ -184,9 +249,20 @@ def _is_map_style(value: object) -> bool:
         return is_item and _is_scalar(_split("", value[0])[1])
     is_loader = isinstance(value, DataLoader)
     source = value.dataset if is_loader else value  # type: ignore[attr-defined]
+    if is_loader and value.batch_sampler is None:  # type: ignore[attr-defined]
+        return False  # The items are batches.
     is_plain = not is_loader and isinstance(source, dict | str | bytes | tuple | list)
     is_indexed = hasattr(source, "__getitem__") and hasattr(source, "__len__")
     return is_indexed and not is_plain and not isinstance(source, IterableDataset)
+
+
+def _is_pair(value: object) -> bool:
+    """Return True for arrays of inputs and labels, and False for a list of batches."""
+    is_pair = isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_array, value))
+    if not is_pair or isinstance(value, tuple):
+        return is_pair
+    first, second = value  # type: ignore[misc]
+    return first.ndim < 2 or first.shape[1:] != second.shape[1:]
 
 
 def _is_array(value: object) -> bool:
@@ -225,7 +301,7 @@ def _split(label: str, batch: Any) -> tuple[Any, Any]:
 def _tensor(label: str, value: Any) -> Tensor:
     """Convert an array to a tensor on the CPU, and float64 to float32."""
     if isinstance(value, np.ndarray):
-        value = torch.from_numpy(np.ascontiguousarray(value))
+        value = torch.from_numpy(native_array(value))
     if isinstance(value, list | tuple) and value and all(map(_is_array, value)):
         # A detector's list of images.
         images = [_tensor(label, image) for image in value]
@@ -248,33 +324,63 @@ def check_dense(label: str, tensor: Tensor) -> None:
         raise RequestError(f"{label} has a quantised tensor, expected numbers; use dequantize()")
     if tensor.is_meta:
         raise RequestError(f"{label} has a tensor on the meta device, without values")
+    if tensor.dtype in WIDE_UNSIGNED:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise RequestError(f"{label} holds {kind}, expected floats, signed integers or bytes")
 
 
 def _rows(label: str, inputs: Any, labels: Any) -> tuple[Tensor, Tensor | None]:
     """Return inputs as a tensor, and labels if they are class indices."""
     rows = _tensor(label, inputs)
-    if rows.ndim < 2 or not len(rows):
+    if rows.ndim < 2 or not rows.numel():
         raise RequestError(
             f"{label} has inputs of shape {tuple(rows.shape)}, expected (n, features) or (n, ...) "
-            "with n at least 1"
+            "with n at least 1, and no empty axis"
         )
-    try:
-        numbers = torch.as_tensor(
-            np.asarray(labels) if isinstance(labels, list | tuple) else labels
-        )
-    except (TypeError, ValueError, RuntimeError):
-        return rows, None  # None, text or objects
+    numbers = _as_numbers(labels)
+    if numbers is None:
+        return rows, None
     if not numbers.ndim or len(numbers) != len(rows):
         raise RequestError(f"{label} has {len(rows)} inputs and labels of {tuple(numbers.shape)}")
     numbers = numbers.squeeze(1) if numbers.ndim == 2 and numbers.shape[1] == 1 else numbers
     is_index = numbers.ndim == 1 and not numbers.is_floating_point() and not numbers.is_complex()
+    numbers = numbers.cpu().to(torch.int64) if is_index else numbers
     if not is_index or bool((numbers < 0).any()):
         return rows, None
-    return rows, numbers.cpu().to(torch.int64)
+    return rows, numbers
+
+
+def _as_numbers(labels: Any) -> Tensor | None:
+    """Return labels as a tensor, and None if there are none, or text or objects."""
+    if isinstance(labels, list | tuple):
+        labels = np.asarray(labels)
+    if isinstance(labels, np.ndarray):
+        labels = native_array(labels)
+    try:
+        return torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def native_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array in a byte order, a memory order and a precision that PyTorch has.
+
+    Examples
+    --------
+    >>> native_array(np.ones(2, ">f8")).dtype, native_array(np.ones(2, np.longdouble)).dtype
+    (dtype('float64'), dtype('float64'))
+    """
+    kind = array.dtype.newbyteorder("=")
+    if kind.kind == "f" and kind.itemsize > 8:
+        kind = np.dtype(np.float64)
+    return np.ascontiguousarray(array.astype(kind, copy=False)).reshape(array.shape)
 
 
 def _class_count(source: Any, items: Any) -> int:
-    """Return the number of classes: as declared, or the largest label plus one."""
+    """Return the number of classes: as declared, or the largest label plus one.
+
+    It is 0 if some items have no class index.
+    """
     for name in ("num_classes", "n_classes"):
         declared = getattr(source, name, None)
         if isinstance(declared, int):
@@ -288,9 +394,12 @@ def _class_count(source: Any, items: Any) -> int:
     if labels is None and isinstance(items, InMemoryItems):
         labels = items.labels
     if labels is None:
-        labels = [items[index][1] for index in range(len(items))]
+        labels = items.class_indices()
+    if isinstance(labels, list) and None in labels:
+        return 0
     numbers = torch.as_tensor(labels)
-    return int(numbers.max()) + 1 if numbers.numel() and not numbers.is_floating_point() else 0
+    is_index = numbers.numel() > 0 and not numbers.is_floating_point() and int(numbers.min()) >= 0
+    return int(numbers.max()) + 1 if is_index else 0
 
 
 def _read_stream(batches: Iterable[Any]) -> tuple[list[Any], str]:

@@ -226,7 +226,7 @@ def drawn_batches(
 
 def _shuffled(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
     """Return a loader of the same samples in random order."""
-    indices = list(itertools.chain.from_iterable(loader.batch_sampler))  # type: ignore[arg-type]
+    indices = drawn_indices(loader)
     order = torch.split(random_order(len(indices), seed), loader.batch_size or READ_BATCH)
     batches = []
     for part in order:
@@ -244,6 +244,21 @@ def _shuffled(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor,
     )
+
+
+def drawn_indices(loader: DataLoader[Any]) -> list[Any]:
+    """Return the indices of one pass of a loader's sampler, in its order.
+
+    Examples
+    --------
+    >>> data = torch.utils.data.TensorDataset(torch.zeros(5, 1))
+    >>> drawn_indices(DataLoader(data, batch_size=2, drop_last=True))
+    [0, 1, 2, 3]
+    """
+    batches: Any = loader.batch_sampler
+    with contextlib.suppress(TypeError, NotImplementedError):
+        batches = itertools.islice(batches, len(batches))  # A sampler may be endless.
+    return list(itertools.chain.from_iterable(batches))
 
 
 def sample_facts(samples: Tensor, stream: Batches | None = None) -> dict[str, Any]:

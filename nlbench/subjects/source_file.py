@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from nlbench.errors import RequestError, nearest, one_line, shorten
 from nlbench.options import Option
+from nlbench.parsers import unique
 from nlbench.registry import find_source
 from nlbench.serialization.files import check_is_file
 from nlbench.serialization.hashing import content_key
@@ -167,6 +168,23 @@ class SourceFile:
                 pending += self._imported_files(file) if file.suffix == ".py" else []
         return sorted(files)
 
+    def named_files(self) -> set[str]:
+        """Return the absolute paths of files and folders that strings in the own files name.
+
+        They are looked up next to the file with the string, and in the current folder.
+        """
+        files: set[str] = set()
+        for file in self.own_files():
+            folders = unique((file.parent, Path.cwd()))
+            for text in _texts(_read(file)) if file.suffix == ".py" else ():
+                for folder in folders:
+                    path = os.path.abspath(folder / os.path.expanduser(text))  # noqa: PTH100, PTH111
+                    if _is_file(path):
+                        files.add(path)
+                    elif Path(path).is_relative_to(folder) and path != str(folder):
+                        files |= {os.path.join(path, "")} if os.path.isdir(path) else set()  # noqa: PTH112, PTH118
+        return files
+
     def fingerprint(self) -> str:
         """Return a hash of the own files. It doesn't depend on where their folder lies."""
         digests = {
@@ -277,6 +295,19 @@ def _read(file: Path) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise RequestError(f"can't read {file}: {error.strerror}") from error
+
+
+@lru_cache(maxsize=256)
+def _texts(source: bytes) -> frozenset[str]:
+    """Return the strings of a source that may be paths, and those that ``/`` or a call joins."""
+    texts = set()
+    for node in ast.walk(_parse(source)):
+        if isinstance(node, ast.Constant | ast.BinOp | ast.Call):
+            inner = [n for n in ast.walk(node) if isinstance(n, ast.Constant)]
+            inner.sort(key=lambda n: (n.lineno, n.col_offset))
+            texts.add("/".join(n.value for n in inner if isinstance(n.value, str)))
+    is_path = re.compile(r"[^\0\n]{1,255}")
+    return frozenset(text for text in texts if is_path.fullmatch(text))
 
 
 @lru_cache(maxsize=256)

@@ -10,6 +10,8 @@ from torch import nn
 import nlbench
 from nlbench.errors import PluginError, RequestError
 from nlbench.measure import Measure, Result, Value, site_measure
+from nlbench.subjects.load import load_subject
+from nlbench.subjects.spec import SubjectSpec
 
 
 @site_measure()
@@ -150,11 +152,44 @@ def test_channels_last_images_translate_along_positions():
 
     inputs = torch.rand(8, 16, 16, 3)
     result = nlbench.evaluate(Last(), inputs, ["density"])
-    assert result.manifest["probes"]["lines"]["paths"] == "pairs"
+    assert result.manifest["probes"]["lines"]["paths"] == "auto"
+    assert result.records[0].probe.facts["paths"] == "pairs"
     assert result["density"].status == "ok"
     forced = nlbench.evaluate(Last(), inputs, ["density"], settings={"lines.paths": "closed"})
     assert forced["density"].status == "undefined"
     assert "channels last" in forced["density"].reason
+
+
+NET = """
+import torch
+class Net(torch.nn.Sequential):
+    def __init__(self):
+        torch.manual_seed(0)
+        Linear = torch.nn.Linear
+        super().__init__(torch.nn.Flatten(), Linear(12, 8), torch.nn.ReLU(), Linear(8, 3))
+"""
+
+
+@pytest.mark.parametrize(
+    ("shape", "paths", "number"),
+    [((40, 12), "pairs", 4), ((5, 12), "pairs", 2), ((6, 3, 2, 2), "closed", 4),
+     ((3, 3, 2, 2), "closed", 3), ((9, 4, 3), "pairs", 4)],
+)  # fmt: skip
+def test_runs_choose_the_paths_of_evaluations(shape, paths, number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_net.py").write_text(NET)
+    inputs = torch.randn(*shape)
+    np.save("x.npy", inputs.numpy())
+    request = nlbench.Request("absdev", ["my_net.py:Net"], ["x.npy"], samples=0)
+    (recorded,) = nlbench.run(request, "run").records
+    spec = SubjectSpec("my_net.py:Net", "init", "x.npy")
+    network = load_subject(spec, torch.device("cpu")).model
+    (evaluated,) = nlbench.evaluate(network, inputs, "absdev").records
+    assert dict(recorded.probe.options) == dict(evaluated.probe.options)
+    for record in (recorded, evaluated):
+        assert (record.probe.facts["paths"], record.probe.facts["number"]) == (paths, number)
+    assert recorded.probe.facts["paths_hash"] == evaluated.probe.facts["paths_hash"]
+    assert recorded.result.values == evaluated.result.values
 
 
 def test_last_batch_weighs_no_more_than_its_samples():
@@ -368,3 +403,21 @@ def test_labels_are_any_sequence_of_classes(convert):
 def test_labels_that_are_no_numbers_are_refused():
     with pytest.raises(RequestError, match="labels"):
         nlbench.evaluate(nn.Linear(4, 3), torch.randn(2, 4), ["accuracy"], labels=["a", "b"])
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint64", ">i8", "int8"])
+def test_labels_of_any_integers_are_read(dtype):
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(4, 3), torch.randn(30, 4)
+    labels = np.arange(30) % 3
+    expected = nlbench.evaluate(model, inputs, "accuracy", labels=labels)["accuracy"]
+    run = nlbench.evaluate(model, inputs, "accuracy", labels=labels.astype(dtype))
+    assert run["accuracy"].summary == expected.summary
+    if dtype.startswith("u"):
+        loader = [(inputs, torch.from_numpy(labels.astype(dtype)))]
+        assert nlbench.evaluate(model, loader, "accuracy")["accuracy"].summary == expected.summary
+
+
+def test_unsigned_inputs_are_refused():
+    with pytest.raises(RequestError, match="uint16"):
+        nlbench.evaluate(nn.Linear(3, 2), torch.ones(8, 3).to(torch.uint16), "r2")

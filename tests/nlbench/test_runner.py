@@ -339,7 +339,7 @@ def test_paths_are_equal_for_all_subjects(names, tmp_path):
 
 def test_too_few_samples_for_paths_are_refused(names, tmp_path):
     with pytest.raises(RequestError, match="paths"):
-        run(request("good,absdev", samples=2), tmp_path / "run")
+        run(request("good,absdev", samples=2, settings={"lines.number": 3}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

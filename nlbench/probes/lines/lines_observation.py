@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import RequestError, Undefined
+from nlbench.introspection.distinct_rows import first_distinct
 from nlbench.introspection.model_copy import typed_copy
 from nlbench.probes.probe import ProbeFacts, ProbeOptions, ProbePass
 from nlbench.serialization.hashing import tensor_hash
@@ -35,7 +36,7 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
     If the network can't be traced, its distance to the chords is integrated, and a remark is added.
     """
     model = probe_pass.model
-    options = probe_pass.options
+    options = LINES.resolve(probe_pass.options, probe_pass.samples.inputs)
     resources = probe_pass.resources
     paths = select_paths(model, probe_pass.samples, options)
     segments = paths.shape[0] * (paths.shape[1] - 1)
@@ -71,7 +72,11 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
             integrated.setdefault(observation.place, []).append(trace)
         probe_pass.step()
     facts = ProbeFacts(
-        segments=segments, paths_hash=tensor_hash(paths), drawing=make_drawing(drawn)
+        segments=segments,
+        paths=str(options["paths"]),
+        number=len(paths),
+        paths_hash=tensor_hash(paths),
+        drawing=make_drawing(drawn),
     )
     if integrated:
         facts["remarks"] = {place: _remark(traces) for place, traces in integrated.items()}
@@ -94,7 +99,7 @@ def _remark(traces: Sequence[SegmentEstimate]) -> str:
 
 
 def select_paths(model: nn.Module, samples: Subject, options: ProbeOptions) -> Tensor:
-    """Return the paths selected by the options, (p, a, *input)."""
+    """Return the paths selected by resolved options, (p, a, *input)."""
     if not samples.inputs.is_floating_point():
         kind = str(samples.inputs.dtype).removeprefix("torch.")
         raise Undefined(f"the inputs are {kind}: there are no lines between them")
@@ -108,7 +113,14 @@ def select_paths(model: nn.Module, samples: Subject, options: ProbeOptions) -> T
     LINES.check(len(samples.inputs), options)
     _check_size(samples.inputs, options)
     if kind == "pairs":
-        return pair_paths(samples.drawn(2 * number)[0])
+        # A segment between copies of a sample has no length.
+        distinct = first_distinct(samples.inputs, 2 * number)
+        if len(distinct) < 2 * number:
+            raise Undefined(
+                f"lines.number: {number} pairs need {2 * number} different samples, there are "
+                f"{len(distinct)}"
+            )
+        return pair_paths(samples.inputs[distinct.to(samples.inputs.device)])
     if kind == "directions":
         return direction_paths(
             samples.drawn(number)[0],

@@ -22,11 +22,11 @@ class Lines(LazyProbe):
     home = "nlbench.probes.lines.lines_observation"
     options: ClassVar[Mapping[str, Option]] = {
         "paths": Option(
-            "closed",
-            "closed: loops of translated images; open: from an image through augmentations; "
-            "random: loops through noise; pairs: straight lines between samples; directions: "
-            "straight lines from samples",
-            choices=("closed", "open", "random", "pairs", "directions"),
+            "auto",
+            "auto: closed for images, else pairs; closed: loops of translated images; open: from "
+            "an image through augmentations; random: loops through noise; pairs: straight lines "
+            "between samples; directions: straight lines from samples",
+            choices=("auto", "closed", "open", "random", "pairs", "directions"),
         ),
         "direction": Option(
             "random",
@@ -34,7 +34,12 @@ class Lines(LazyProbe):
             "gradient: along the gradients of the largest outputs",
             choices=("random", "sign", "gradient"),
         ),
-        "number": Option(4, "number of paths; for directions, of samples", minimum=1, maximum=1e6),
+        "number": Option(
+            4,
+            "number of paths; 4: or fewer if samples are few; for directions, of samples",
+            minimum=1,
+            maximum=1e6,
+        ),
         "anchors": Option(
             8,
             "segments per path, except for pairs; for directions, directions per sample",
@@ -88,13 +93,15 @@ class Lines(LazyProbe):
     }
 
     def steps(self, samples: int, options: ProbeOptions) -> int:
-        """Return the number of segments."""
+        """Return the number of segments, that of images if the paths depend on the samples."""
         number = int(options["number"])
         return number if options["paths"] == "pairs" else number * int(options["anchors"])
 
     def check(self, samples: int | None, options: ProbeOptions) -> None:
         """Raise if there are too few samples for the paths."""
         number = int(options["number"])
+        if number == self.options["number"].default:
+            return
         kind = str(options["paths"])
         needed = {"pairs": 2 * number, "random": 2}.get(kind, number)
         if samples is not None and samples < needed:
@@ -106,15 +113,25 @@ class Lines(LazyProbe):
         """Return the number of samples that the paths start from."""
         return max(super().stored_samples(options), 2 * int(options["number"]))
 
-    def defaults(self, inputs: Tensor) -> ProbeOptions:
-        """Return closed paths for images, and lines between pairs of samples otherwise."""
-        is_images = inputs.ndim == 4 and not is_channels_last(inputs)
-        max_paths = len(inputs) if is_images else len(inputs) // 2
-        number = int(self.options["number"].default)
-        return {
-            "paths": "closed" if is_images else "pairs",
-            "number": max(1, min(number, max_paths)),
-        }
+    def resolve(self, options: ProbeOptions, inputs: Tensor) -> ProbeOptions:
+        """Return closed paths for images and lines between pairs of samples otherwise.
+
+        The default number of paths is smaller if there are too few samples.
+        """
+        # Imported here, since planning a run must not import PyTorch.
+        from nlbench.introspection.distinct_rows import first_distinct
+
+        kind = str(options["paths"])
+        if kind == "auto":
+            is_images = inputs.ndim == 4 and not is_channels_last(inputs)
+            kind = "closed" if is_images else "pairs"
+        number = int(options["number"])
+        if number == self.options["number"].default:
+            max_paths = len(inputs)
+            if kind == "pairs":
+                max_paths = len(first_distinct(inputs, 2 * number)) // 2
+            number = max(1, min(number, max_paths))
+        return {**options, "paths": kind, "number": number}
 
 
 LINES = Lines()

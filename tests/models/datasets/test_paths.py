@@ -124,7 +124,17 @@ def test_tables_as_pandas_writes_them_hold_their_values(folder, columns, has_ind
     assert sample.inputs.shape == ROWS.shape
 
 
-@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", "<f2", "?"])
+def test_indices_in_any_order_are_left_out(folder):
+    pd.DataFrame(ROWS).iloc[::-1].to_csv(folder / "x.csv")
+    assert load_dataset("x.csv").shape == ROWS.shape[1:]
+
+
+def test_unused_arrays_of_a_file_are_named(folder):
+    np.savez(folder / "x.npz", x=ROWS, mask=ROWS, weight=ROWS)
+    assert "without mask, weight" in load_dataset("x.npz").preprocessing
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", "<f2", "?", "g"])
 def test_arrays_of_any_byte_order_are_read(folder, dtype):
     np.save(folder / "x.npy", (ROWS % 2).astype(dtype))
     sample = load_dataset("x.npy").sample(None)

@@ -395,3 +395,12 @@ def test_in_inference_mode_the_numbers_are_the_same():
         inside = nlbench.evaluate(model, inputs.clone(), ["nlc", "absdev"], settings=settings)
     assert [record.result.status for record in inside.records] == ["ok", "ok"]
     assert scores(outside).equals(scores(inside))
+
+
+def test_datasets_of_unknown_size_are_refused():
+    class Items(torch.utils.data.Dataset):
+        def __getitem__(self, index):
+            return torch.zeros(3)
+
+    with pytest.raises(RequestError, match="__len__"):
+        nlbench.evaluate(nn.Linear(3, 2), Items(), ["r2"])

@@ -336,7 +336,9 @@ def test_workers_measure_own_networks(folder):
 
 DATA = """
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler, DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
+)
 x = torch.arange(20.).reshape(10, 2)
 y = torch.arange(10) % 3
 pair = (x, y)
@@ -346,23 +348,118 @@ def collate(items): return torch.stack([a for a, _ in items]), torch.tensor([b f
 collated = DataLoader(dataset, batch_size=3, collate_fn=collate)
 class Stream(IterableDataset):
     def __iter__(self): return iter(dataset)
-stream = DataLoader(Stream(), batch_size=4)
+unbatched = Stream()
+stream = DataLoader(unbatched, batch_size=4)
+column = TensorDataset(x.double(), y[:, None])
+batched = DataLoader([(x[:5], y[:5]), (x[5:], y[5:])], batch_size=None)
 batches = [(x[:5], y[:5]), (x[5:], y[5:])]
 def make(count: int = 10, scale=None): return x[:count] * (scale or 1), y[:count]
 indexed = [(a, b, i) for i, (a, b) in enumerate(zip(x, y))]
+unsigned = (x.numpy(), y.numpy().astype("u2"))
+swapped = (x.numpy(), y.numpy().astype(">i8"))
+half = DataLoader(dataset, 2, sampler=SubsetRandomSampler(range(4)))
+dropped = DataLoader(dataset, 4, drop_last=True)
+listed = DataLoader(dataset, batch_sampler=[[1, 0], [3]])
+class Endless(BatchSampler):
+    def __iter__(self):
+        while True: yield from super().__iter__()
+endless = DataLoader(dataset, batch_sampler=Endless(range(10), 4, False))
+halves = [x[:5], x[5:]]
+unknown = TensorDataset(x, torch.where(y == 2, -1, y))
+declared = TensorDataset(x, torch.where(y == 2, -1, y))
+declared.classes = ["a", "b"]
+def skip(items): return collate([item for item in items if item[1] == 0])
+skipping = DataLoader(dataset, 4, collate_fn=skip)
+"""
+
+LINEAR = """
+import torch
+class Net(torch.nn.Linear):
+    def __init__(self): super().__init__(2, 3)
 """
 
 
-@pytest.mark.parametrize(
-    "name", ["pair", "dataset", "loader", "collated", "stream", "batches", "make", "indexed"]
-)
-def test_all_forms_of_data_yield_the_same_samples(folder, name):
+def load_own(folder, name):
     write(folder / "my_data.py", DATA)
+    write(folder / "my_net.py", LINEAR)
+    spec = SubjectSpec("my_net.py:Net", "init", f"my_data.py:{name}", seed=3, samples=None)
+    return load_subject(spec, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pair", "dataset", "loader", "collated", "stream", "batches", "make", "indexed", "unbatched",
+     "column", "batched", "unsigned", "swapped", "endless"],
+)  # fmt: skip
+def test_all_forms_of_data_yield_the_same_samples(folder, name):
+    sample = load_own(folder, name)
     dataset = load_dataset(f"my_data.py:{name}")
-    sample = dataset.sample(None, seed=3)
     assert dataset.classes == 3
     assert sorted(sample.inputs[:, 0].tolist()) == list(range(0, 20, 2))
     assert torch.equal(sample.inputs[:, 0] / 2 % 3, sample.labels.float())
+
+
+@pytest.mark.parametrize(
+    ("name", "indices"), [("half", range(4)), ("dropped", range(8)), ("listed", [0, 1, 3])]
+)
+def test_samplers_of_loaders_choose_the_samples(folder, name, indices):
+    sample = load_own(folder, name)
+    assert sorted(sample.inputs[:, 0].tolist()) == [2 * index for index in indices]
+
+
+def test_lists_of_two_batches_hold_both(folder):
+    sample = load_own(folder, "halves")
+    assert sorted(sample.inputs[:, 0].tolist()) == list(range(0, 20, 2))
+
+
+def test_items_without_classes_leave_out_labels(folder):
+    sample = load_own(folder, "unknown")
+    assert sample.labels is None
+    assert "labels that are no class indices are left out" in sample.facts.preprocessing
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("declared", "without a class index"), ("skipping", "collate_fn")]
+)
+def test_items_unlike_the_first_are_refused(folder, name, message):
+    with pytest.raises(RequestError, match=message):
+        load_own(folder, name)
+
+
+OPTIONAL = """
+import torch
+from torch.utils.data import TensorDataset
+class Net(torch.nn.Linear):
+    def __init__(self): super().__init__(2, 3)
+    def forward(self, x, scale=None):
+        return super().forward(x if scale is None else x * scale)
+class Two(Net):
+    def forward(self, x, scale):
+        return super().forward(x, scale)
+x, y = torch.randn(20, 2), torch.randn(20, 1)
+pair = (x, y)
+items = TensorDataset(x, y)
+triples = TensorDataset(x, y, y)
+"""
+
+
+def load_optional(folder, network, data):
+    write(folder / "my_net.py", OPTIONAL)
+    spec = SubjectSpec(f"my_net.py:{network}", "init", f"my_net.py:{data}", samples=None)
+    return load_subject(spec, torch.device("cpu"))
+
+
+def test_real_labels_are_no_optional_argument(folder):
+    with pytest.raises(RequestError, match="labels or an optional argument"):
+        load_optional(folder, "Net", "items")
+    assert load_optional(folder, "Net", "pair").inputs.shape == (20, 2)
+
+
+@pytest.mark.parametrize("data", ["items", "triples"])
+def test_required_arguments_are_no_labels(folder, data):
+    subject = load_optional(folder, "Two", data)
+    assert subject.inputs.shape == (20, 3)
+    assert subject.labels is None
 
 
 def test_random_data_are_the_same_for_all_subjects(folder):

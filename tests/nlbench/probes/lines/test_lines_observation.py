@@ -209,3 +209,17 @@ def test_measures_without_images_name_the_option_to_set():
     (outcome,) = one_pass.observe([(AbsoluteDeviation, {}, "")])
     assert outcome.result.status == "undefined"
     assert "set lines.paths=pairs or random" in outcome.result.reason
+
+
+def test_copies_of_samples_form_no_pairs():
+    torch.manual_seed(0)
+    inputs = torch.randn(4, 3)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    expected, _, _ = run_pass(model, inputs, lines(paths="pairs", number=2))
+    repeated = inputs.repeat_interleave(2, 0)
+    facts, _, _ = run_pass(model, repeated, lines(paths="pairs", number=2))
+    assert facts["paths_hash"] == expected["paths_hash"]
+    facts, _, _ = run_pass(model, repeated, lines())
+    assert (facts["paths"], facts["number"]) == ("pairs", 2)
+    with pytest.raises(Undefined, match="6 different samples, there are 4"):
+        run_pass(model, repeated, lines(paths="pairs", number=3))

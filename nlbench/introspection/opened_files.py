@@ -1,0 +1,109 @@
+"""The files that Python reads while a network or data are loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import source_from_cache
+from pathlib import Path
+from typing import Any
+
+import nlbench
+
+
+class OpenedFiles:
+    """Absolute paths of the files that were opened, for reading or for writing."""
+
+    def __init__(self) -> None:
+        self._read: set[str] = set()
+        self._written: set[str] = set()
+
+    def add(self, path: Any, mode: str | None, flags: int) -> None:
+        """Record the opening of a file."""
+        with contextlib.suppress(TypeError, ValueError, OSError):
+            name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 (keeps links)
+            is_write = bool(set(mode) & set("wax+")) if mode else bool(flags & _WRITE_FLAGS)
+            (self._written if is_write else self._read).add(name)
+
+    def add_all(self, files: Iterable[str]) -> None:
+        """Record files that were read."""
+        self._read.update(files)
+
+    def inputs(self, folders: Sequence[Path]) -> set[str]:
+        """Return the files that were read, without those of Python, its packages and the system.
+
+        Source files count in `folders`, also if their bytecode is read in their place.
+        """
+        found = set()
+        for name in self._read - self._written:
+            file = name
+            if file.endswith(".pyc"):
+                with contextlib.suppress(ValueError):
+                    file = source_from_cache(file)
+            is_own = any(Path(file).is_relative_to(folder) for folder in folders)
+            is_code = file.endswith((".py", ".pyc"))
+            if (is_own or not is_code) and not _is_installed(file) and os.path.isfile(file):  # noqa: PTH113
+                found.add(file)
+        return found
+
+
+_WRITE_FLAGS = os.O_WRONLY | os.O_RDWR
+
+_active: list[OpenedFiles] = []
+
+
+@contextmanager
+def opened_files() -> Iterator[OpenedFiles]:
+    """Record the files that Python opens inside the block, in any thread of this process.
+
+    Libraries that open files by other means than Python's, and worker processes, are not seen.
+
+    Examples
+    --------
+    >>> with opened_files() as opened:
+    ...     Path(__file__).read_text()[:3]
+    '\"\"\"'
+    """
+    _install_hook()
+    opened = OpenedFiles()
+    _active.append(opened)
+    try:
+        yield opened
+    finally:
+        _active.remove(opened)
+
+
+@cache
+def _install_hook() -> None:
+    """Listen to Python's audit events, once in a process."""
+    sys.addaudithook(_observe)
+
+
+def _observe(event: str, args: tuple[Any, ...]) -> None:
+    if event == "open" and _active:
+        for opened in _active:
+            opened.add(*args)
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(_installed_folders())
+
+
+def add_files(files: Iterable[str]) -> None:
+    """Add files that have been read before, such as those of a cached module."""
+    for opened in _active:
+        opened.add_all(files)
+
+
+@cache
+def _installed_folders() -> tuple[str, ...]:
+    """Return the folders of Python, its packages, nlbench and the system's devices."""
+    package = Path(nlbench.__file__).absolute().parent
+    folders = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), str(package)}
+    folders |= {"/proc", "/sys", "/dev", "/etc"}
+    return tuple(str(Path(folder)) + os.sep for folder in folders if Path(folder).parent.name)
