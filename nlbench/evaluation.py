@@ -535,7 +535,7 @@ def _read_samples(
         if not isinstance(inputs, IterableDataset) and not hasattr(inputs, "__len__"):
             kind = type(inputs).__name__
             raise RequestError(f"inputs: {kind} has no __len__, expected a dataset of known size")
-        inputs = DataLoader(inputs, batch_size=LOADER_BATCH, collate_fn=_collate)
+        inputs = DataLoader(inputs, batch_size=128, collate_fn=_collate)
     is_invalid = isinstance(inputs, str | bytes) or hasattr(inputs, "__array__")
     if is_invalid or not isinstance(inputs, Iterable):
         raise input_error(inputs)

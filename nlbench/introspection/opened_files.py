@@ -102,8 +102,11 @@ def add_files(files: Iterable[str]) -> None:
 
 @cache
 def _installed_folders() -> tuple[str, ...]:
-    """Return the folders of Python, its packages, nlbench and the system's devices."""
+    """Return the folders of Python, its packages, nlbench, the system and the user's caches."""
     package = Path(nlbench.__file__).absolute().parent
     folders = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), str(package)}
-    folders |= {"/proc", "/sys", "/dev", "/etc"}
-    return tuple(str(Path(folder)) + os.sep for folder in folders if Path(folder).parent.name)
+    # A prefix such as /usr may hold files of the user, too.
+    found = {folder for folder in folders if Path(folder).parent.name}
+    found |= {"/proc", "/sys", "/dev", "/etc", "/usr/lib", "/usr/share"}
+    found |= {os.path.expanduser("~/.cache"), os.path.expanduser("~/.config")}  # noqa: PTH111
+    return tuple(folder + os.sep for folder in found)

@@ -145,7 +145,7 @@ class _Source:
         note = self._note
         if not classes and _split(self._label, self._first)[1] is not None:
             items, _ = self._read_items(read, are_labels_ignored=True)
-            note += _NO_LABELS
+            note += "; labels that are no class indices are left out"
         dataset = make_dataset(self._label, items, classes, f"as {self._label} has it{note}")
         if are_arrays or _is_array(self._first) or _is_labelled_array(self._first):
             return dataset

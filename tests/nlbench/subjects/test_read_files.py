@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 import nlbench
-from nlbench.introspection.opened_files import opened_files
+from nlbench.introspection.opened_files import _installed_folders, opened_files
 from nlbench.serialization.versions import changed_files, describe_files
 
 HEAD = """
@@ -143,3 +143,20 @@ def test_missing_files_have_changed(folder):
     assert changed_files(versions) == []
     (folder / "x.npy").unlink()
     assert changed_files(versions) == ["x.npy"]
+
+
+def test_system_files_and_caches_are_no_inputs(tmp_path, monkeypatch):
+    cached = tmp_path / ".cache" / "fonts.json"
+    cached.parent.mkdir()
+    cached.touch()
+    own = tmp_path / "own.json"
+    own.touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    _installed_folders.cache_clear()
+    with opened_files() as opened:
+        for file in (cached, own, os.__file__, os.devnull, "/etc/hosts", "/proc/self/status"):
+            if os.path.exists(file):  # noqa: PTH110
+                Path(file).read_bytes()
+    found = opened.inputs([])
+    _installed_folders.cache_clear()
+    assert found == {str(own)}
