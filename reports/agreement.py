@@ -10,13 +10,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from .leaderboard import CONFIDENCE, Row
 from .tables import Score, Scores
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _WIDTH = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
@@ -223,19 +226,24 @@ def agreement(rows: Sequence[Row], scores: Scores) -> dict[str, dict[tuple[str, 
             for subject in scores.subjects:
                 x = _place_values(scores[subject.label, a])
                 y = _place_values(scores[subject.label, b])
-                common.append((senses[a] * x, senses[b] * y.reindex(x.index)))
+                places = [place for place in x if place in y]
+                first = np.array([x[place] for place in places])
+                second = np.array([y[place] for place in places])
+                common.append((senses[a] * first, senses[b] * second))
             coefficients["pearson"][a, b] = within_groups(common)
     return coefficients
 
 
-def _place_values(score: Score) -> pd.Series[float]:
-    return pd.Series({place.name: place.value for place in score.places})
+def _place_values(score: Score) -> dict[str, float]:
+    return {place.name: place.value for place in score.places}
 
 
 def agreement_frame(
     coefficients: Mapping[str, Mapping[tuple[str, str], Correlation]],
 ) -> pd.DataFrame:
     """Convert correlations to a tidy table with one row per coefficient and pair of measures."""
+    import pandas as pd
+
     rows = [
         (kind, a, b, c.value, c.low, c.high, c.n, c.groups)
         for kind, pairs in coefficients.items()

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from markupsafe import Markup
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -32,6 +31,9 @@ from .manifest import flatten, iter_settings
 from .tables import MeasureInfo, Measures, NamedRun, Score, TableSubject, read_run
 from .terminal import print_line
 from .text import ERROR_LEGEND, count, functional_calls, percentage, place_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _CONDITION = re.compile(r"\s*(?P<measure>[^\s@<>]+)(@(?P<place>[^\s<>]+))?\s*(?P<sign>[<>])\s*(?P<bound>[+-]?[\d.]+(e-?\d+)?)\s*(?P<percent>%?)\s*")  # fmt: skip  # noqa: E501
 _COLUMNS = ("subject", "measure", "place", "first", "second", "difference", "relative", "error", "low", "high", "changed", "note")  # fmt: skip  # noqa: E501
@@ -185,6 +187,8 @@ class Comparison:
 
     def frame(self) -> pd.DataFrame:
         """Return the differences as a table: a row per network and measure, and per place."""
+        import pandas as pd
+
         rows = [
             (d.subject, d.measure, d.place, d.first.value, d.second.value, d.change, d.relative,
              d.error, *d.estimate.interval, d.is_significant, d.note)

@@ -15,9 +15,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError
 from nlbench.serialization.files import read_text
@@ -37,6 +35,9 @@ from .text import (
     range_text,
     settings_text,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FACTS = (
     "weights_hash", "parameters", "preprocessing", "split", "samples", "sample_hash",
@@ -428,6 +429,8 @@ def read_page(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 def unpack(script: str) -> pd.DataFrame:
     """Convert the output of `to_script`, or that of earlier versions, back to the tidy table."""
+    import pandas as pd
+
     is_plain = script.startswith("{")
     content = json.loads(script if is_plain else gzip.decompress(base64.b64decode(script)))
     rows: list[tuple[Any, ...]] = []

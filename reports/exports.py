@@ -7,8 +7,7 @@ import io
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from nlbench.errors import RequestError, one_line, strip_controls
 from nlbench.serialization.files import spreadsheet_safe, spreadsheet_text, write_atomically
@@ -17,6 +16,9 @@ from nlbench.store.run import Run
 from .leaderboard import Row, leaderboard
 from .tables import Measures, read_run
 from .text import entry_decimals, number
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -64,10 +66,13 @@ def read_csv(file: str | os.PathLike[str] | io.StringIO) -> pd.DataFrame:
 
     Examples
     --------
+    >>> import pandas as pd
     >>> table = pd.DataFrame({"=model": ["=1+1", "b"], "value": [-0.5, 2.0]})
     >>> read_csv(io.StringIO(to_csv(table))).equals(table)
     True
     """
+    import pandas as pd
+
     table = pd.read_csv(file, keep_default_na=True)
     table.columns = [spreadsheet_text(str(name)) for name in table.columns]
     for name in table.columns:

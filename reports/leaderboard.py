@@ -6,13 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from .estimates import LEVEL, clear_orders
 from .tables import MeasureInfo, Measures, Score, Scores, TableSubject, mean_score
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CONFIDENCE = LEVEL
 _FIELDS = (
@@ -221,12 +223,16 @@ def _ranked(entries: list[Standing], sense: int) -> list[Standing]:
     best = 1 + (orders < 0).sum(axis=1)
     worst = len(group) - (orders > 0).sum(axis=1)
     has_error = np.array([math.isfinite(entry.error) for entry in group])
-    plain = 1 + (len(group) - np.searchsorted(np.sort(values), values, side="right"))
+    increasing = np.sort(values)
+    below = np.searchsorted(increasing, values)
+    up_to = np.searchsorted(increasing, values, side="right")
+    plain = 1 + (len(group) - up_to)
     ranks = np.where(has_error, best, plain)
     shared = Counter(ranks.tolist())
     quantiles = np.full(1, math.nan)
     if len(group) > 1:
-        quantiles = (pd.Series(values).rank().to_numpy() - 1) / (len(group) - 1)
+        # Equal values share the mean of their places.
+        quantiles = (below + up_to - 1) / 2 / (len(group) - 1)
     result = list(entries)
     for position, index in enumerate(ranked):
         known = bool(has_error[position])
@@ -249,6 +255,8 @@ def leaderboard_frame(
     It has values, errors, intervals and ranks, and is indexed by ``subject``. If `full`, it has all
     fields of `Standing`, and is indexed by ``run, model, weights, data, seeds, subject``.
     """
+    import pandas as pd
+
     chosen = _FIELDS if full else ("value", "error", "low", "high", "rank")
     keys = ["run", "model", "weights", "data", "seeds", "subject"]
     columns = pd.MultiIndex.from_product([measures, chosen], names=["measure", "field"])

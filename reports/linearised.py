@@ -5,16 +5,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from nlbench.errors import one_line
 
 from .environment import Table
 from .tables import NamedRun
 from .text import count, number
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MODES = {
     "post-training": "linearised after training",
@@ -45,12 +47,12 @@ def linearised_networks(runs: Sequence[NamedRun]) -> pd.DataFrame:
         path length, accuracy and fraction of linear units in percent, and the numbers of nonlinear
         and of all units keyed by layer.
     """
+    import pandas as pd
+
     rows = []
-    for run in runs:
-        headers = {key: _parse_header(subject) for key, subject in run.subjects.items()}
-        if not any(mode in MODES for mode, *_ in headers.values()):
-            continue
-        for key, header in headers.items():
+    for run in filter(_has_linearised, runs):
+        for key, subject in run.subjects.items():
+            header = _parse_header(subject)
             cells = [run.cells.get((*key, n)) for n in ("accuracy", "linear-units", "pathlength")]
             results = [cell.result for cell in cells if cell and "value" in cell.result.numbers]
             if len(results) < 3:
@@ -66,6 +68,10 @@ def linearised_networks(runs: Sequence[NamedRun]) -> pd.DataFrame:
             rows.append((one_line(label), *header, *point, layers))
     columns = ["label", "mode", "omega", "seed", *_POINT, "layers"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def _has_linearised(run: NamedRun) -> bool:
+    return any(_parse_header(subject)[0] in MODES for subject in run.subjects.values())
 
 
 def _parse_header(subject: Mapping[str, Any]) -> tuple[str, float, int]:
@@ -84,6 +90,8 @@ def _parse_header(subject: Mapping[str, Any]) -> tuple[str, float, int]:
 
 def tradeoffs(runs: Sequence[NamedRun]) -> list[Tradeoff]:
     """Describe the families in all runs of ``nlbench linearize``."""
+    if not any(map(_has_linearised, runs)):
+        return []  # without pandas, which takes long to import
     shown = []
     for label, family in linearised_networks(runs).groupby("label", sort=False):
         if not family["mode"].isin(list(MODES)).any():

@@ -56,6 +56,23 @@ print(*sorted({name[2] for name in names}))
 """
 
 
+PAGE = """
+import sys, torch, nlbench
+sys.modules["pandas"] = None  # An import raises an error.
+models = {name: torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU()) for name in "ab"}
+run = nlbench.evaluate(models, torch.randn(16, 4), ["norm", "r2"])
+run.save("run")
+run.report("page.html")
+"""
+
+
+def test_saving_and_reporting_a_run_needs_no_pandas(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(PAGE)
+    done = call(cwd=tmp_path, script=str(script))
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("measure", "absent"),
     [("norm", {"lines", "graph"}), ("pathlength", {"lines"}), ("regions", {"graph"})],

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
 from nlbench.errors import RequestError, one_line, shorten, system_text
+from nlbench.lazy import fast_imports
 from nlbench.parsers import parse_names, parse_settings, unique
 from nlbench.serialization.files import is_part
 
@@ -176,10 +177,14 @@ def show_run(run: Run, report: bool, **files: Path) -> None:
 
     assert run.path is not None
     page = run.path / "report.html"
+    reports = load_reports()
     # The report is written first, since printing fails if standard output is closed.
-    if report and not load_reports().is_current_page(run, page):
-        page = run.report(page)
-    load_reports().print_leaderboard(run, Console())
+    if report:
+        with fast_imports():
+            is_current_page = reports.is_current_page
+        if not is_current_page(run, page):
+            page = run.report(page)
+    reports.print_leaderboard(run, Console())
     files = {"run": run.path, **files, "table": run.path / "scores.csv"}
     files |= {"report": page} if report else {}
     width = max(map(len, ("report", *files))) + 2

@@ -183,7 +183,10 @@ def typed_copy(model: nn.Module, dtype: torch.dtype, inputs: Tensor | None = Non
         moved = tensor.detach().cpu() if is_unsupported else tensor.detach()
         return moved.to(dtype if moved.is_floating_point() else moved.dtype, copy=True)
 
-    copied = _deep_copy(model, {}, convert)
+    # PyTorch's copy of a parameter has its dtype, and would have to be converted afterwards.
+    parameters = (t for t in model.parameters() if type(t) is nn.Parameter)
+    replaced = {id(t): nn.Parameter(convert(t), t.requires_grad) for t in parameters}
+    copied = _deep_copy(model, replaced, convert)
     if is_unsupported:
         copied = copied.cpu()
     copied = copied.to(dtype)

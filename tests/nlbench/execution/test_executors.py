@@ -369,7 +369,7 @@ def test_cell_is_written_atomically_despite_signals(plugin, tmp_path, monkeypatc
         run(request("plain", seeds=(0, 1)), tmp_path / "run")
     kept = nlbench.load_run(tmp_path / "run")
     assert len(kept.records) == 1
-    assert (tmp_path / "run" / "scores.csv").read_text() == table_text(kept.scores)
+    assert (tmp_path / "run" / "scores.csv").read_text() == table_text(kept.records)
     assert kept.manifest["unfinished"]
 
 
