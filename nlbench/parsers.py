@@ -64,6 +64,21 @@ def parse_integer(text: str) -> int:
     return int(number)
 
 
+def parse_index(text: str) -> int | None:
+    """Parse a non-negative integer of the digits 0 to 9, or return None for any other text.
+
+    `int` also accepts the digits of other scripts and underscores, and refuses thousands of digits.
+
+    Examples
+    --------
+    >>> parse_index("12"), parse_index("-1"), parse_index("²"), parse_index("9" * 5000)
+    (12, None, None, None)
+    """
+    if not (text.isascii() and text.isdecimal()) or len(text) > len(str(MAX_INTEGER)):
+        return None
+    return number if (number := int(text)) <= MAX_INTEGER else None
+
+
 def parse_number(text: str) -> float:
     """Parse a number other than NaN. Raise ValueError for other text."""
     number = float(text)
@@ -127,10 +142,10 @@ def parse_seeds(texts: Sequence[str], label: str = "--seeds") -> tuple[int, ...]
 
 
 def _parse_seed(text: str, part: str, label: str) -> int:
-    text = text.strip()
-    if not (text.isascii() and text.isdecimal()) or len(text) > 19 or int(text) > MAX_INTEGER:
+    seed = parse_index(text.strip())
+    if seed is None:
         raise RequestError(f"{label}: expected {SEEDS_TEXT}, got '{shorten(part)}'")
-    return int(text)
+    return seed
 
 
 def limited_seeds(seeds: Iterable[int], label: str) -> tuple[int, ...]:

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from nlbench.parsers import parse_index
+
 _SUFFIX = re.compile(r"\.(safetensors|pth?|bin|ckpt|training)(?=/|$)")
 _SEED = re.compile(r"(?:^|(?<=/)|[-_. ])seed[-_= ]?(\d+)(?!\d)", re.IGNORECASE)
 _STEP = re.compile(
@@ -45,7 +47,8 @@ def split_seed(weights: str) -> tuple[str, int | None]:
     (('random-0.5', 0), ('vgg8/epoch3.pt', 12), ('init', None))
     """
     match = _SEED.search(weights)
-    return (_SEED.sub("", weights).lstrip("-_. /"), int(match[1])) if match else (weights, None)
+    seed = parse_index(match[1]) if match else None
+    return (weights, None) if seed is None else (_SEED.sub("", weights).lstrip("-_. /"), seed)
 
 
 @cache
@@ -62,11 +65,13 @@ def parse_checkpoint(weights: str) -> Checkpoint | None:
     (None, None)
     """
     name = _SUFFIX.sub("", split_seed(weights)[0])
-    if name.isdecimal():
-        return Checkpoint("", "step", int(name))
+    step = parse_index(name)
+    if step is not None:
+        return Checkpoint("", "step", step)
     match = _STEP.search(name)
-    if not match:
+    step = parse_index(match[2]) if match else None
+    if match is None or step is None:
         return None
     unit = match[1].lower()
     training = re.sub(r"[-_. ]*/[-_. ]*", "/", _STEP.sub("", name)).strip("-_. /")
-    return Checkpoint(training, _UNITS.get(unit, unit), int(match[2]))
+    return Checkpoint(training, _UNITS.get(unit, unit), step)

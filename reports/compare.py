@@ -35,7 +35,7 @@ from .text import ERROR_LEGEND, count, functional_calls, percentage, place_text
 if TYPE_CHECKING:
     import pandas as pd
 
-_CONDITION = re.compile(r"\s*(?P<measure>[^\s@<>]+)(@(?P<place>[^\s<>]+))?\s*(?P<sign>[<>])\s*(?P<bound>[+-]?[\d.]+(e-?\d+)?)\s*(?P<percent>%?)\s*")  # fmt: skip  # noqa: E501
+_CONDITION = re.compile(r"\s*(?P<measure>[^\s@<>]+)(@(?P<place>[^\s<>]+))?\s*(?P<sign>[<>])\s*(?P<bound>[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e-?[0-9]+)?)\s*(?P<percent>%?)\s*")  # fmt: skip  # noqa: E501
 _COLUMNS = ("subject", "measure", "place", "first", "second", "difference", "relative", "error", "low", "high", "changed", "note")  # fmt: skip  # noqa: E501
 _MARKS = {
     ".html": '<meta name="generator" content="nlbench compare">',
@@ -218,10 +218,7 @@ class Comparison:
                 "--fail-if: expected a condition like 'absdev > 5%' or 'affinity@* > 0.01', "
                 f"got '{shorten(condition)}'"
             )
-        try:
-            bound = float(parts["bound"]) / (100 if parts["percent"] else 1)
-        except ValueError:
-            bound = math.inf
+        bound = float(parts["bound"]) / (100 if parts["percent"] else 1)
         if math.isinf(bound):
             raise RequestError(f"--fail-if: {shorten(parts['bound'])} is out of bounds")
         matched = _matching(self.differences, "measure", parts["measure"], "no shared measure")

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 
-from nlbench.errors import RequestError, nearest
+from nlbench.errors import RequestError, nearest, shorten
 from nlbench.parsers import unique
 from nlbench.store.run import Run
 
@@ -84,7 +84,8 @@ class FigureData:
         labels = [name for s in scores.subjects for name in (s.label, s.model)]
         for name in chosen:
             if not _matches(name, *labels):
-                raise RequestError(f"the run has no subject '{name}'{nearest(name, labels)}")
+                hint = nearest(name, unique(labels))
+                raise RequestError(f"the run has no subject '{shorten(name)}'{hint}")
         return cls(scores, drawings, chosen, measure)
 
     def is_chosen(self, *labels: str) -> bool:

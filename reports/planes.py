@@ -16,8 +16,7 @@ from matplotlib.patheffects import Normal, Stroke
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from PIL import Image
 
-from nlbench.errors import RequestError
-from nlbench.serialization.files import check_is_file
+from nlbench.serialization.files import check_is_file, write_atomically
 
 from .drawing import PAGE_WIDTH, POINTS, laid_out
 
@@ -115,13 +114,11 @@ def draw_plane(plane: Plane, path: Path, names: list[str], caption: str = "") ->
         return min(14.0, 1.5 + lines * (panel + 0.5))
 
     figure = laid_out(PAGE_WIDTH, "png", draw)
-    is_png = path.suffix.lower() in (".png", "")
-    try:
-        figure.savefig(
-            path, dpi=150, metadata={_DESCRIPTION: caption} if caption and is_png else None
-        )
-    except (OSError, ValueError) as error:
-        raise RequestError(f"--out: {path} can't be written: {error}") from error
+    kind = path.suffix.lower().removeprefix(".") or "png"
+    metadata = {_DESCRIPTION: caption} if caption and kind == "png" else None
+    picture = io.BytesIO()
+    figure.savefig(picture, format=kind, dpi=150, metadata=metadata)
+    write_atomically(path, picture.getvalue())
 
 
 def _draw_boundaries(

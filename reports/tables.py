@@ -472,12 +472,13 @@ class NamedRun:
     @cached_property
     def drawings(self) -> dict[Identity, Mapping[str, Any]]:
         """The recorded path of each subject that has one, shared by the measures of lines."""
-        return {
-            subject: drawing
-            for subject, records in self._members.items()
-            for record in reversed(records)
-            if (drawing := record.probe.facts.get("drawing"))
-        }
+        drawings: dict[Identity, Mapping[str, Any]] = {}
+        for subject, records in self._members.items():
+            for record in reversed(records):
+                if drawing := record.probe.facts.get("drawing"):
+                    _check_drawing(drawing, f"{self.name}: {' '.join(map(str, subject))}")
+                    drawings[subject] = drawing
+        return drawings
 
     def kinds(self, subject: Identity) -> dict[str, str]:
         """Return the activation function at each site of a subject."""
@@ -490,6 +491,20 @@ class NamedRun:
         """Return the probes' notes on a subject."""
         notes = (note for record in self._members.get(subject, ()) for note in _notes(record))
         return unique(notes)
+
+
+def _check_drawing(drawing: Mapping[str, Any], origin: str) -> None:
+    """Raise RequestError unless a drawing, which may be from others, has all of its numbers."""
+    sites = drawing.get("sites", ())
+    rows = drawing.get("breakpoints", ())
+    try:
+        curves = np.array([[c.split() for c in s] for s in drawing["curves"]], dtype=np.float64)
+        counts = np.array([row.split() for row in rows], dtype=np.float64)
+    except ValueError:
+        curves = counts = np.empty(0)
+    parts = (len(drawing["lengths"]), len(drawing["logits"]))
+    if not curves.size or curves.shape[:2] != parts or len(counts) != len(sites):
+        raise RequestError(f"{origin}: the recorded path is damaged")
 
 
 def _notes(record: Record) -> Iterator[str]:

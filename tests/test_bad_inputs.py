@@ -29,12 +29,13 @@ from nlbench.models.datasets.number_words import number_words
 from nlbench.models.datasets.synthetic import random_tensors, synthetic
 from nlbench.models.networks.resnet import resnet18_w8, resnet20
 from nlbench.models.networks.vgg import vgg8
+from nlbench.models.removal.span_removal import parse_span
 from nlbench.models.sparsified.sparsification import sparsify
 from nlbench.models.training.label_noise import corrupt_labels
 from nlbench.models.training.recipes import vanilla
 from nlbench.probes.lines import trace_segment
 from nlbench.probes.lines.paths import closed_paths, noise_paths, pair_paths
-from nlbench.probes.sites.sites_probe import Selection
+from nlbench.probes.sites.sites_probe import RowPolicy, Selection, parse_lengths
 from nlbench.request import Request
 from nlbench.studies.networks.perceptrons import redshift_mlp
 from nlbench.studies.shared.points import curves
@@ -46,6 +47,7 @@ ONES = torch.ones(9, 2)
 DRAWN = torch.randn(9, 2, generator=torch.Generator().manual_seed(0))
 IMAGE = torch.rand(1, 1, 4, 4)
 ENDS = torch.zeros(2, 3)
+NINES = "9" * 5000
 
 
 def evaluate(inputs, model=None):
@@ -155,6 +157,15 @@ REFUSED = [
     (lambda: trace_segment(mlp(0), *ENDS.long()), "expected floats"),
     (lambda: Selection.parse("every:0"), "expected every:K with K ≥ 1"),
     (lambda: Selection.parse("every:x"), "expected every:K with K ≥ 1"),
+    (lambda: Selection.parse("every:²"), "expected every:K with K ≥ 1"),
+    (lambda: Selection.parse(f"every:{NINES}"), "99…', expected every:K with K ≥ 1"),
+    (lambda: RowPolicy.parse("tokens:²", 0, "blocks"), "unknown 'tokens:²'"),
+    (lambda: RowPolicy.parse(f"tokens:{NINES}", 0, "blocks"), "99…', expected one of"),
+    (lambda: parse_lengths(f"spans:{NINES}"), "99…', expected a number of blocks"),
+    (lambda: parse_lengths("spans:3..2"), "'spans:3..2', expected a number of blocks"),
+    (lambda: parse_span("5-3"), "--span: '5-3', expected the first and last block"),
+    (lambda: parse_span(f"1..{NINES}"), "99…', expected the first and last block"),
+    (lambda: parse_span("x"), "--span: 'x', expected"),
     (lambda: Selection.parse("kind:"), "invalid condition 'kind:'"),
     (lambda: Selection.parse("role:gates"), "unknown role 'gates'; did you mean 'gate'"),
     (lambda: Selection.parse("knd:relu"), "did you mean 'kind'"),
@@ -169,9 +180,14 @@ REFUSED = [
     (lambda: load("drawn/depth3-variance0"), "no model 'drawn/depth3-variance0'"),
     (lambda: load("functions/rely"), "did you mean 'functions/relu'"),
     (lambda: load("functions/power-0"), "expected power-1 to power-999"),
+    (lambda: load("functions/power-٣"), "expected power-1 to power-999"),
     (lambda: load("ladders/twin-plan"), "did you mean 'ladders/twin-plain'"),
     (lambda: load("ladders/mlp-relu-gain1-depth0"), "no model 'ladders/mlp-relu-gain1-depth0'"),
+    (lambda: load("ladders/mlp-relu-gain1-depth9999"), "no model 'ladders/mlp-relu-gain1-depth"),
+    (lambda: load(f"ladders/cnn-slope{NINES}"), "no model 'ladders/cnn-slope99"),
+    (lambda: load(f"drawn/depth3-variance{NINES}"), "no model 'drawn/depth3-variance99"),
     (lambda: load("small/elu-w8-d2"), "no model 'small/elu-w8-d2'"),
+    (lambda: load("small/relu-w999999-d2"), "no model 'small/relu-w999999-d2'"),
     (lambda: load("torchvision/resnet1"), "did you mean 'torchvision/resnet1"),
     (lambda: load("torchvision/q"), "'torchvision/q'; available: torchvision/alexnet, "),
     (lambda: registry.expand("measures", ["@removl"]), "did you mean '@removal'"),
@@ -188,6 +204,8 @@ REFUSED = [
     (lambda: load_dataset("random", {"sise": 3}), "no option 'sise'; did you mean 'size'"),
     (lambda: load_dataset("digits", {"folder": "x"}), "no option 'folder'; none available"),
     (lambda: random_tensors("3x100000x100000"), "30,000,000,000 elements, expected at most"),
+    (lambda: random_tensors(NINES), "99…'"),
+    (lambda: random_tensors("3x²"), "'3x²'"),
     (lambda: synthetic(classes=10_000, image_size=1024), "10,000 classes of 3x1024x1024"),
     (lambda: number_words(source="fr"), "translates from fr to itself"),
     (lambda: number_words(largest=100, train=100, test=10), "there are only 101"),
@@ -270,3 +288,4 @@ def test_bad_input_is_named_in_one_line(call, words, error):
         call()
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000

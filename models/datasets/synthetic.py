@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, shorten
 from nlbench.options import Option
+from nlbench.parsers import parse_index
 from nlbench.subjects.data import Dataset, dataset
 
 if TYPE_CHECKING:
@@ -76,9 +77,11 @@ def parse_shape(owner: str, text: str, count: int = 1) -> tuple[int, ...]:
     (3, 32, 32)
     """
     parts = text.lower().replace("×", "x").split("x")
-    if not all(part.isascii() and part.isdecimal() and 0 < int(part) < 2**20 for part in parts):
-        raise RequestError(f"{owner}.shape: expected lengths such as 3x32x32 or 16, got '{text}'")
-    lengths = tuple(int(part) for part in parts)
+    lengths = tuple(parse_index(part) or 0 for part in parts)
+    if not all(0 < length < 2**20 for length in lengths):
+        raise RequestError(
+            f"{owner}.shape: expected lengths such as 3x32x32 or 16, got '{shorten(text)}'"
+        )
     elements = count * math.prod(lengths)
     if elements > MAX_ELEMENTS:
         tensors = f"{text} has" if count == 1 else f"{count:,} of {text} have"

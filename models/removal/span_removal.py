@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from nlbench.errors import RequestError, nearest
+from nlbench.errors import RequestError, nearest, shorten
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.options import OptionValue
-from nlbench.parsers import unique
+from nlbench.parsers import parse_index, unique
 from nlbench.probes.replacement import find_calls
 from nlbench.subjects.subject import Subject
 
@@ -44,11 +44,15 @@ def parse_span(text: str) -> tuple[str, int, int]:
     (('', 12, 15), ('model.layers', 12, 15))
     """
     match = re.fullmatch(r"(?:(.+?)\.)?(\d+)(?:(?:-|\.\.)(\d+))?", text)
-    if match is None or int(match[3] or match[2]) < int(match[2]):
+    path, *ends = match.groups("") if match else ("", "", "")
+    first = parse_index(ends[0])
+    last = parse_index(ends[1] or ends[0])
+    if first is None or last is None or last < first:
         raise RequestError(
-            f"--span: '{text}', expected the first and last block, as in 12-15 or layers.12..15"
+            f"--span: '{shorten(text)}', expected the first and last block, as in 12-15 or "
+            "layers.12..15"
         )
-    return match[1] or "", int(match[2]), int(match[3] or match[2])
+    return path, first, last
 
 
 def find_span(model: nn.Module, example: Tensor, text: str) -> Span:

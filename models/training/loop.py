@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nlbench.errors import NotFinite, RequestError, first_line
+from nlbench.errors import NotFinite, RequestError
 from nlbench.introspection.precision import exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state, torch_generators
 from nlbench.parsers import MAX_TRAINING_SEED
-from nlbench.serialization.files import write_atomically
+from nlbench.serialization.files import check_is_file, write_atomically
 from nlbench.serialization.hashing import state_hash
 from nlbench.subjects.data import Data
 
@@ -45,21 +45,24 @@ def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     >>> read_state(path, {"seed": 0})["epoch"]
     3
     """
+    check_is_file(path)
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         # Unpickling damaged bytes can raise any exception.
-        reason = first_line(error)[:80]
-        raise RequestError(
-            f"{path} is not a training state, or is damaged ({reason}); remove it to train again"
-        ) from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise RequestError(f"{path} is not a training state; remove it to train again")
+        raise _damaged(path) from error
+    is_state = isinstance(state, dict) and state.get("format") == FORMAT
+    if not is_state or not isinstance(state.get("identity"), dict):
+        raise _damaged(path)
     if difference := difference_text(state["identity"], identity):
         raise RequestError(
             f"{path} belongs to another training run: {difference}; remove it to train again"
         )
     return state
+
+
+def _damaged(path: Path) -> RequestError:
+    return RequestError(f"{path} is not a training state, or is damaged; remove it to train again")
 
 
 def difference_text(before: Mapping[str, Any], now: Mapping[str, Any], *ignored: str) -> str:
@@ -205,7 +208,11 @@ def train(
             **{f"recipe.{k}": v for k, v in asdict(recipe).items() if k != "source"},
         }
         if state is not None and state.exists():
-            training.load_state_dict(read_state(state, identity))
+            content = read_state(state, identity)
+            try:
+                training.load_state_dict(content)
+            except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+                raise _damaged(state) from error
             for epoch in training.history:
                 if progress is not None:
                     progress(epoch)

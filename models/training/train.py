@@ -97,7 +97,7 @@ class TrainingFolder(LockedFolder):
                 f"remove {self.state} to start again"
             )
         recorded = self._recorded()
-        if self.out.exists() and not (resume and recorded.request):
+        if self.out.exists() and not (resume and recorded.request and self.out.is_file()):
             raise RequestError(f"{self.out} already exists; remove it or choose another --out")
         is_known = self.state.exists() and recorded.request
         if is_known and (difference := self._difference(recorded)):

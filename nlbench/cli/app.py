@@ -185,7 +185,7 @@ def _status() -> int:
                 note(line)
         status = INTERRUPTED_STATUS
     except NlbenchError as error:
-        note(str(error))
+        note(_shorten_words(str(error)))
         status = 2
     except TyperException as error:
         # After --help, or without arguments, the message is empty.
@@ -193,7 +193,7 @@ def _status() -> int:
         if message:
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "nlbench"
-            note(f"{_reword(message)} (see {command} --help)")
+            note(f"{_shorten_words(_reword(message))} (see {command} --help)")
         status = 2
     except (KeyboardInterrupt, typer.Abort):
         with uninterrupted():
@@ -284,6 +284,17 @@ def _reword(message: str) -> str:
     for pattern, replacement in _REWORDINGS:
         message = re.sub(pattern, replacement, message)
     return message
+
+
+def _shorten_words(message: str) -> str:
+    """Abbreviate very long words, so that what is expected instead of them is printed.
+
+    Examples
+    --------
+    >>> len(_shorten_words("x" * 5000 + " is unknown"))
+    192
+    """
+    return re.sub(r"\S{181,}", lambda word: f"{word[0][:120]}…{word[0][-59:]}", message)
 
 
 def _replace_unencodable_output() -> None:

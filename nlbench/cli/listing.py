@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from nlbench import registry
 from nlbench.errors import NlbenchError, RequestError, error_text
+from nlbench.parsers import parse_index
 from nlbench.question import plain_text
 from nlbench.request import AUTO_DATA
 from nlbench.source_facts import measure_facts
@@ -184,9 +185,8 @@ def _natural_order(names: Iterable[str]) -> list[str]:
     """Sort names in natural order (2 before 10), with members of families last."""
 
     def key(name: str) -> tuple[bool, list[tuple[bool, int, str]]]:
-        parts = re.findall(r"\d+|\D+", name)
-        digits = [(p.isdecimal(), int(p) if p.isdecimal() else 0, p) for p in parts]
-        return "/" in name, [(not is_number, n, p) for is_number, n, p in digits]
+        parts = [(parse_index(part), part) for part in re.findall(r"\d+|\D+", name)]
+        return "/" in name, [(number is None, number or 0, part) for number, part in parts]
 
     return sorted(names, key=key)
 

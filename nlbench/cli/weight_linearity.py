@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, shorten
 
 from .parameters import Device
 
@@ -30,13 +30,17 @@ def weight_linearity(
     loaded again, which runs their code.
     """
     if output is not None and (output.suffix != ".csv" or output.exists()):
-        raise RequestError(f"--output: expected a new file ending in .csv, got '{output}'")
+        raise RequestError(
+            f"--output: expected a new file ending in .csv, got '{shorten(str(output))}'"
+        )
 
+    from nlbench.serialization.files import make_folder, write_atomically
     from nlbench.store.run import load_run
 
     frame = load_run(run).weight_linearity(since=since, directions=directions, device=device)
     if output is not None:
-        frame.to_csv(output, index=False)
+        make_folder(output.parent)
+        write_atomically(output, frame.to_csv(index=False))
     if not frame.reason.any():
         frame = frame.drop(columns="reason")
     print(frame.to_string(index=False, float_format=lambda number: f"{number:.3g}"))

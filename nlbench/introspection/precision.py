@@ -14,7 +14,8 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, shorten
+from nlbench.parsers import parse_index
 
 from .threads import one_measurement
 
@@ -299,15 +300,17 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, number = name.partition(":")
-    is_index = not number or (number.isascii() and number.isdecimal())
-    if kind not in ("cpu", "cuda", "mps") or not is_index:
-        raise RequestError(f"unknown device '{name}'; expected auto, cpu, cuda, cuda:N or mps")
+    index = parse_index(number or "0")
+    if kind not in ("cpu", "cuda", "mps") or index is None:
+        raise RequestError(
+            f"unknown device '{shorten(name)}'; expected auto, cpu, cuda, cuda:N or mps"
+        )
     count = {
         "cpu": 1,
         "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
         "mps": int(torch.backends.mps.is_available()),
     }[kind]
-    if int(number or 0) >= count:
+    if index >= count:
         available = f"{count} of them" if count else "none"
         raise RequestError(
             f"device '{name}' is not available: this machine has {available}; try --device auto"

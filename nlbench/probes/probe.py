@@ -75,6 +75,24 @@ class ProbePass:
             listener.update(observation)
 
 
+class DrawnBreakpoints(TypedDict, total=False):
+    """The part of `PathDrawing` that only traced paths have."""
+
+    crossings: int
+    sites: Sequence[str]
+    breakpoints: Sequence[str]
+
+
+class PathDrawing(DrawnBreakpoints):
+    """Data for plotting a path; see `nlbench.probes.lines.drawing.make_drawing`."""
+
+    place: str
+    method: str
+    lengths: Sequence[float]
+    logits: Sequence[int]
+    curves: Sequence[Sequence[str]]
+
+
 class ProbeFacts(TypedDict, total=False):
     """Facts about a pass, which are recorded with its results. Plugins may add other keys.
 
@@ -103,7 +121,7 @@ class ProbeFacts(TypedDict, total=False):
     paths: str
     number: int
     paths_hash: str
-    drawing: Mapping[str, Any]
+    drawing: PathDrawing
     # of the channel graph
     nodes: int
     activation_calls: int

@@ -193,6 +193,8 @@ def _object_reader(kind: Any) -> Reader:
         if _SHARED in entry.metadata:
             readers[entry.name] = _shared_reader(readers[entry.name])
     required = [entry.name for entry in entries if entry.name != extra and _is_required(entry)]
+    if is_open:
+        required = sorted(kind.__required_keys__)
 
     def read(value: Any, where: str) -> Any:
         _check_type(value, dict, where)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from .context import Context
     from .study import Findings, Runs, Study
 
+VERDICTS = "verdicts.csv"
+"""File in the output folder with the verdicts of all its studies."""
+
 MAX_SERIAL_MINUTES = 0.3
 """Studies up to this duration run in a single process, since starting workers takes seconds."""
 
@@ -93,8 +96,10 @@ def study(
     from nlbench.progress import create_progress
 
     from .context import Context
-    from .page import analyse_in_style
+    from .page import analyse_in_style, read_verdicts
 
+    # Refuse an unusable table before measuring, which may take hours.
+    read_verdicts(folder / VERDICTS)
     failed: list[str] = []
     with keep_workers():
         for index, (name, loaded) in enumerate(studies.items()):
@@ -187,7 +192,7 @@ def _report(
     _print_rows(verdict_table(findings).drop(columns="remark").to_dict("split")["data"])
     folder = context.folder / name
     page = write_findings(name, study, findings, runs, folder)
-    add_verdicts(context.folder / "verdicts.csv", name, context.version, findings)
+    add_verdicts(context.folder / VERDICTS, name, context.version, findings)
     print(f"\nfolder  {folder}\nreport  {page}")
 
 

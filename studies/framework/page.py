@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ import pandas as pd
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from nlbench.errors import RequestError
 from nlbench.reports.drawing import STYLE, to_svg, use_page_colours
 from nlbench.reports.environment import environment
 from nlbench.reports.page import render_page
-from nlbench.serialization.files import make_folder, write_atomically
+from nlbench.serialization.files import make_folder, read_text, write_atomically
 
 from .figures import use_plain_log_labels
 from .study import Findings, Runs, Study
 
+_COLUMNS = ["claim", "published", "here", "agrees", "remark"]
 _TEMPLATE = Path(__file__).with_name("templates") / "study.html.j2"
 
 
@@ -41,7 +44,7 @@ def verdict_table(findings: Findings) -> pd.DataFrame:
     'yes'
     """
     rows = [(v.claim, v.published, v.ours, v.word, v.remark) for v in findings.verdicts]
-    return pd.DataFrame(rows, columns=["claim", "published", "here", "agrees", "remark"])
+    return pd.DataFrame(rows, columns=_COLUMNS)
 
 
 def write_findings(name: str, study: Study, findings: Findings, runs: Runs, folder: Path) -> Path:
@@ -58,6 +61,26 @@ def write_findings(name: str, study: Study, findings: Findings, runs: Runs, fold
     return page
 
 
+def read_verdicts(file: Path) -> pd.DataFrame:
+    """Read the verdicts in the common file, if it exists.
+
+    Raise RequestError if it is not a table from `add_verdicts`.
+    """
+    columns = ["study", "version", *_COLUMNS]
+    if not os.path.lexists(file):
+        return pd.DataFrame(columns=columns)
+    text = read_text(file)
+    try:
+        table = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False)
+    except ValueError:
+        table = pd.DataFrame()
+    if list(table.columns) != columns:
+        raise RequestError(
+            f"{file} is not a table of verdicts, or is damaged; remove it or choose another --out"
+        )
+    return table
+
+
 def add_verdicts(file: Path, name: str, version: str, findings: Findings) -> None:
     """Add a study's verdicts to the common file, replacing those for the same version.
 
@@ -66,9 +89,8 @@ def add_verdicts(file: Path, name: str, version: str, findings: Findings) -> Non
     table = verdict_table(findings)
     table.insert(0, "study", name)
     table.insert(1, "version", version)
-    if file.is_file():
-        others = pd.read_csv(file, dtype=str, keep_default_na=False)
-        table = pd.concat([others[(others.study != name) | (others.version != version)], table])
+    others = read_verdicts(file)
+    table = pd.concat([others[(others.study != name) | (others.version != version)], table])
     table = table.sort_values(["study", "version"], kind="stable")
     write_atomically(file, table.to_csv(index=False))
 

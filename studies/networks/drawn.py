@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from nlbench.citation import Source
-from nlbench.errors import RequestError, nearest
+from nlbench.errors import RequestError, nearest, shorten
 from nlbench.registry import Family
 from nlbench.subjects.model import model
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 WIDTH = 32
-_NAME = re.compile(r"depth([1-9]\d?)-variance(\d+(?:\.\d+)?)")
+_NAME = re.compile(r"depth([1-9][0-9]?)-variance([0-9]{1,12}(?:\.[0-9]{1,12})?)")
 
 
 class Drawn(Family):
@@ -36,7 +36,7 @@ class Drawn(Family):
         match = _NAME.fullmatch(name)
         if not match or float(match[2]) == 0:
             hint = nearest(name, self.names(), "drawn/")
-            raise RequestError(f"there is no model 'drawn/{name}'{hint}")
+            raise RequestError(f"there is no model 'drawn/{shorten(name)}'{hint}")
         depth = int(match[1])
         variance = float(match[2])
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nlbench.errors import RequestError, nearest
+from nlbench.errors import RequestError, nearest, shorten
 from nlbench.registry import Family
 from nlbench.subjects.model import model
 
@@ -51,12 +51,12 @@ class Functions(Family):
 
     def load(self, name: str) -> Callable[..., nn.Module]:
         """Return the function that builds a network."""
-        order = re.fullmatch(r"power-(\d{1,3})", name)
+        order = re.fullmatch(r"power-([0-9]{1,3})", name)
         if name not in ACTIVATIONS and not (order and 1 <= int(order[1]) <= MAX_ORDER):
             powers = f"; expected power-1 to power-{MAX_ORDER}"
             is_power = name.startswith("power")
             hint = powers if is_power else nearest(name, self.names(), "functions/")
-            raise RequestError(f"there is no model 'functions/{name}'{hint}")
+            raise RequestError(f"there is no model 'functions/{shorten(name)}'{hint}")
 
         def build() -> nn.Module:
             from torch import nn

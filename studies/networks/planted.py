@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nlbench.citation import Source
-from nlbench.errors import RequestError, nearest
+from nlbench.errors import RequestError, nearest, shorten
 from nlbench.registry import Family
 from nlbench.subjects.model import model
 
@@ -57,10 +57,10 @@ CONSTRUCTED: Mapping[str, str] = {
 """Descriptions by kind of the networks built by `constructed`, which have an amount parameter."""
 OURS = Source("", "ours, for the benchmark of measures (docs/benchmark.md)")
 
-_NUMBER = r"(\d+(?:\.\d+)?)"
+_NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
 _SLOPE = re.compile(rf"cnn-slope{_NUMBER}")
 _CONSTRUCTED = re.compile(rf"({'|'.join(CONSTRUCTED)})-{_NUMBER}")
-_MLP = re.compile(rf"mlp-({'|'.join(ACTIVATIONS)})-gain{_NUMBER}-depth(\d+)")
+_MLP = re.compile(rf"mlp-({'|'.join(ACTIVATIONS)})-gain{_NUMBER}-depth([0-9]{{1,3}})")
 _TWIN_SCALE = 3.7
 EXTRA_PAIRS = 16
 
@@ -98,7 +98,7 @@ class Ladders(Family):
         if kind == "twin" and twin in TWINS:
             return _twin(twin)
         hint = nearest(name, self.names(), "ladders/")
-        raise RequestError(f"there is no model 'ladders/{name}'{hint}")
+        raise RequestError(f"there is no model 'ladders/{shorten(name)}'{hint}")
 
     def describe(self, name: str) -> str:
         """Return a one-line description of a network."""

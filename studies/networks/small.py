@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nlbench.citation import Source
-from nlbench.errors import RequestError, nearest
+from nlbench.errors import RequestError, nearest, shorten
 from nlbench.registry import Family
 from nlbench.subjects.model import model
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ACTIVATIONS = ("relu", "gelu", "tanh")
 IMAGE_SIDE = 8
 """Side in pixels of the images after average pooling."""
-_NAME = re.compile(rf"({'|'.join(ACTIVATIONS)})-w([1-9]\d*)-d([1-9]\d?)")
+_NAME = re.compile(rf"({'|'.join(ACTIVATIONS)})-w([1-9][0-9]{{0,4}})-d([1-9][0-9]?)")
 
 
 class Small(Family):
@@ -36,7 +36,7 @@ class Small(Family):
         match = _NAME.fullmatch(name)
         if not match:
             hint = nearest(name, self.names(), "small/")
-            raise RequestError(f"there is no model 'small/{name}'{hint}")
+            raise RequestError(f"there is no model 'small/{shorten(name)}'{hint}")
         activation = match[1]
         width = int(match[2])
         depth = int(match[3])

@@ -4,11 +4,16 @@ import os
 import shutil
 import struct
 import zlib
+from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image, PngImagePlugin
+from torch import nn
 
-from nlbench.reports.planes import MAX_PICTURE_BYTES, load_planes
+from nlbench.errors import RequestError
+from nlbench.probes.lines import plane
+from nlbench.reports.planes import MAX_PICTURE_BYTES, draw_plane, load_planes
 
 
 def chunk(kind, data):
@@ -66,3 +71,13 @@ def test_a_linked_folder_is_not_read(planes, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "planes").symlink_to(planes)
     assert load_planes(tmp_path / "other") == ()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_full_disk_leaves_no_partial_picture(tmp_path, monkeypatch):
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr(os, "fsync", lambda handle: os.write(full, b"x"))
+    picture = plane(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.eye(3, 2), size=4)
+    with pytest.raises(RequestError, match="No space left"):
+        draw_plane(picture, tmp_path / "plane.png", ["a", "b", "c"])
+    assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ from made_scores import scores_of
 
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
-from nlbench.reports.tables import MeasureInfo, Scores
+from nlbench.reports.tables import MeasureInfo, NamedRun, Scores
 from nlbench.store.run import Run
 
 
@@ -75,3 +75,35 @@ def test_repeated_cells_and_places_are_refused() -> None:
     result = Result({"value": 1.0}, (Value("a", {"value": 1.0}),) * 2)
     with pytest.raises(RequestError, match="affinity"):
         Scores({"": [replace(records[0], result=result)]})
+
+
+DRAWING = {"place": "path0", "method": "exact", "lengths": [1.0], "logits": [0, 2]}
+CURVES = [["0 1", "2 3"]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"curves": []},
+        {"curves": [["0 1"]]},
+        {"curves": [["0 1", "2"]]},
+        {"curves": [["0 1", "x y"]]},
+        {"curves": [["", ""]]},
+        {"lengths": [1.0, 2.0]},
+        {"breakpoints": ["0 1"]},
+        {"sites": ["relu"]},
+        {"sites": ["relu"], "breakpoints": ["x"]},
+    ],
+    ids=str,
+)
+def test_damaged_drawing_of_a_path_is_refused(change) -> None:
+    def drawings(drawing):
+        record = make_run(1).records[0]
+        facts = {**record.probe.facts, "drawing": drawing}
+        probe = replace(record.probe, facts=facts)
+        return NamedRun("mine", {}, (replace(record, probe=probe),)).drawings
+
+    intact = {**DRAWING, "curves": CURVES}
+    assert list(drawings(intact).values()) == [intact]
+    with pytest.raises(RequestError, match=r"mine: .*: the recorded path is damaged"):
+        drawings({**intact, **change})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from nlbench.probes.probe import DrawnBreakpoints, PathDrawing
 
 from .trace import SegmentEstimate, SegmentTrace, TracedSegment
 
@@ -21,7 +22,7 @@ MAX_STEPS_PER_SEGMENT = 160
 SIGNIFICANT_DIGITS = 5
 
 
-def make_drawing(observations: Sequence[TracedSegment]) -> dict[str, Any]:
+def make_drawing(observations: Sequence[TracedSegment]) -> PathDrawing:
     """Return the data for plotting a path or its first few segments, with rows of numbers as text.
 
     Keys are ``place``, ``method``, ``lengths`` of the segments, ``logits`` (those furthest from
@@ -50,19 +51,20 @@ def make_drawing(observations: Sequence[TracedSegment]) -> dict[str, Any]:
     curve_texts = []
     for curve in curves:
         curve_texts.append([_text(curve[:, j]) for j in logits])
-    drawing = {
+    drawing: PathDrawing = {
         "place": observations[0].place,
         "method": ", ".join(methods),
         "lengths": [float(f"{length:.6g}") for length in lengths],
         "logits": logits,
         "curves": curve_texts,
     }
-    return drawing | _breakpoints([observation.trace for observation in observations], lengths)
+    breakpoints = _breakpoints([observation.trace for observation in observations], lengths)
+    return {**drawing, **breakpoints}
 
 
 def _breakpoints(
     traces: Sequence[SegmentTrace | SegmentEstimate], lengths: NDArray[np.float64]
-) -> dict[str, Any]:
+) -> DrawnBreakpoints:
     sites: dict[str, NDArray[np.int64]] = {}
     starts = np.concatenate([[0.0], np.cumsum(lengths)])
     for trace, start, length in zip(traces, starts, lengths, strict=False):

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from nlbench.errors import RequestError, nearest
+from nlbench.errors import RequestError, nearest, shorten
 from nlbench.options import Option
+from nlbench.parsers import parse_index
 from nlbench.probes import LazyProbe, ProbeOptions
 
 if TYPE_CHECKING:
@@ -137,20 +138,24 @@ def _parse(text: str) -> _Alternative:
             not colon or value.isdigit() or any(mark in value for mark in "*?[")
         )
         if attribute == "every":
-            if not value.isdigit() or int(value) < 1:
-                raise RequestError(f"sites.select: '{condition}', expected every:K with K ≥ 1")
-            every = int(value)
+            step = parse_index(value)
+            if not step:
+                raise RequestError(
+                    f"sites.select: '{shorten(condition)}', expected every:K with K ≥ 1"
+                )
+            every = step
         elif attribute == "kind" and value:
             kinds.append(value)
         elif attribute == "role" and value in ROLES:
             roles.append(value)
         elif attribute == "role" and colon:
-            raise RequestError(f"sites.select: unknown role '{value}'{nearest(value, ROLES)}")
+            hint = nearest(value, ROLES)
+            raise RequestError(f"sites.select: unknown role '{shorten(value)}'{hint}")
         elif condition and is_name:
             names.append(condition)
         else:
             raise RequestError(
-                f"sites.select: invalid condition '{condition or text}', expected a glob, "
+                f"sites.select: invalid condition '{shorten(condition or text)}', expected a glob, "
                 f"kind:KIND, role:ROLE or every:K{nearest(attribute, _ATTRIBUTES) if colon else ''}"
             )
     return _Alternative(text, tuple(names), tuple(kinds), tuple(roles), every)
@@ -170,10 +175,12 @@ def parse_places(of: str) -> tuple[str, ...]:
         if name.startswith("spans:"):
             parse_lengths(name)
         elif name not in PLACES[:-2] and not (name.startswith("modules:") and name[8:]):
-            raise RequestError(f"sites.of: unknown '{name}'{nearest(name, PLACES)}")
+            raise RequestError(f"sites.of: unknown '{shorten(name)}'{nearest(name, PLACES)}")
     if not names or ("activations" in names and len(names) > 1):
         others = ", ".join(PLACES[1:])
-        raise RequestError(f"sites.of: '{of}', expected activations alone, or some of {others}")
+        raise RequestError(
+            f"sites.of: '{shorten(of)}', expected activations alone, or some of {others}"
+        )
     return names
 
 
@@ -186,12 +193,13 @@ def parse_lengths(spans: str) -> range:
     ([4], [2, 3, 4])
     """
     first, dots, last = spans.removeprefix("spans:").partition("..")
-    last = last if dots else first
-    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last)):
+    shortest = parse_index(first)
+    longest = parse_index(last) if dots else shortest
+    if not shortest or longest is None or shortest > longest:
         raise RequestError(
-            f"sites.of: '{spans}', expected a number of blocks as in spans:4, or spans:2..8"
+            f"sites.of: '{shorten(spans)}', expected a number of blocks as in spans:4 or spans:2..8"
         )
-    return range(int(first), int(last) + 1)
+    return range(shortest, longest + 1)
 
 
 @dataclass(frozen=True)
@@ -224,12 +232,12 @@ class RowPolicy:
                 raise RequestError("sites.skip omits positions of a sample, and nodes have none")
             return cls(nodes=True)
         kind, colon, number = rows.partition(":")
-        is_number = number.isdigit() and int(number) > 0
-        if kind not in ("samples", "tokens", "last") or (
-            colon and not (kind == "tokens" and is_number)
-        ):
-            raise RequestError(f"sites.rows: unknown '{rows}', expected one of {', '.join(ROWS)}")
-        return cls(kind != "samples", int(number) if colon else None, kind == "last", skip)
+        positions = parse_index(number) if kind == "tokens" else None
+        if kind not in ("samples", "tokens", "last") or (colon and not positions):
+            raise RequestError(
+                f"sites.rows: unknown '{shorten(rows)}', expected one of {', '.join(ROWS)}"
+            )
+        return cls(kind != "samples", positions, kind == "last", skip)
 
     @property
     def takes_any_rows(self) -> bool:

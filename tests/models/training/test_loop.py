@@ -1,4 +1,5 @@
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from torch.utils.data import TensorDataset
 from nlbench.errors import NotFinite, RequestError
 from nlbench.models.datasets.digits import digits
 from nlbench.models.networks.vgg import vgg8
-from nlbench.models.training.loop import train
+from nlbench.models.training.loop import read_state, train
 from nlbench.models.training.recipes import Recipe, vanilla
 from nlbench.serialization.hashing import state_hash
 from nlbench.subjects.data import Dataset
@@ -106,6 +107,31 @@ def test_the_seed_decides_the_weights():
 
     assert trained(0) == trained(0)
     assert trained(0) != trained(1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{name: 3} for name in ("format", "identity", "history", "model", "optimizer", "shuffle")],
+    ids=lambda change: next(iter(change)),
+)
+def test_damaged_training_state_is_refused(tmp_path, change):
+    file = tmp_path / "state"
+    train(tiny_network, tiny_data(), QUICK, state=file)
+    state = {**torch.load(file, weights_only=True), **change}
+    torch.save(state, file)
+    with pytest.raises(RequestError, match="state is not a training state, or is damaged"):
+        train(tiny_network, tiny_data(), QUICK, state=file)
+    del state[next(iter(change))]
+    torch.save(state, file)
+    with pytest.raises(RequestError, match="state is not a training state, or is damaged"):
+        train(tiny_network, tiny_data(), QUICK, state=file)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_pipe_is_no_training_state(tmp_path):
+    os.mkfifo(tmp_path / "state")
+    with pytest.raises(RequestError, match="not a regular file"):
+        read_state(tmp_path / "state", {})
 
 
 def test_training_preserves_the_random_state():

@@ -135,3 +135,14 @@ def test_records_of_format_1_have_no_standard_error():
     assert read.replicates == ()
     assert "error" not in read.numbers
     assert read.values[0].numbers == {"value": 2.0, "numerical_error": 0.1}
+
+
+@pytest.mark.parametrize(
+    "drawing", [True, {"place": "path0"}, {"curves": [["0 1", True]]}], ids=str
+)
+def test_record_with_damaged_drawing_is_refused(drawing):
+    made = record()
+    facts = {"drawing": drawing}
+    text = replace(made, probe=replace(made.probe, facts=facts)).to_json()
+    with pytest.raises(RequestError, match=r"is not a record of a cell .*drawing"):
+        Record.from_json(text, "a.json")

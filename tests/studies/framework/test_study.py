@@ -197,6 +197,17 @@ def test_verdicts_of_all_studies_are_in_one_file(tmp_path):
     assert found == [("a", "quick", "first"), ("b", "full", "second"), ("b", "quick", "first")]
 
 
+@pytest.mark.parametrize("text", ["", "hello\n", "study,claim\na,b\n", 'a,"b\nc', "a\nb,c,d\n"])
+def test_foreign_verdicts_are_refused_before_measuring(here, tmp_path, text):
+    (tmp_path / "verdicts.csv").write_text(text)
+    status, _, error = here("study", "redshift", "--seeds", "0", "--out", ".")
+    assert status == 2
+    assert "verdicts.csv is not a table of verdicts" in error
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [
+        ("verdicts.csv", text)
+    ]
+
+
 def test_versions_have_separate_folders(tmp_path):
     request = Request("r2", "redshift-mlp", "grid", weights="init", samples=64)
     runs = [
