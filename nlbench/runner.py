@@ -58,7 +58,7 @@ class Preview:
         """Compare a plan with the records of a run."""
         records = list(records)
         decisions = plan.decisions
-        changed = {record.key: changed_sources(record, decisions) for record in records}
+        changed = changed_sources(records, decisions)
         superseded = itertools.chain.from_iterable(changed.values())
         done = {
             record.key

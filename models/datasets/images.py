@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError
 from nlbench.options import Option
 from nlbench.serialization.files import check_is_file
+from nlbench.serialization.versions import files_version
 from nlbench.subjects.data import Dataset, Preprocessing, dataset
 
 FOLDER = Option("", "folder that holds the files; default: a subfolder of NLBENCH_DATA")
@@ -62,6 +63,17 @@ def _fingerprint(name: str, folder: str = "", **_: Any) -> str:
     paths += [inner for p in paths[1:] if p.name in ("train", *VALIDATION) for inner in p.glob("*")]
     # A folder's modification time changes when a file in it is added, removed or renamed.
     return " ".join(f"{p.name}:{p.stat().st_mtime_ns}" for p in sorted(paths) if p.is_dir())
+
+
+def _files_fingerprint(folder: str = "", **_: Any) -> str:
+    return files_version(list(shown_files(_existing("images", folder))))
+
+
+def shown_files(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder that are not hidden."""
+    for root, subfolders, names in os.walk(folder):
+        subfolders[:] = sorted(n for n in subfolders if n[0] != ".")
+        yield from (Path(root, n) for n in sorted(names) if n[0] != ".")
 
 
 @dataset(options={"folder": FOLDER, "size": SIZE}, fingerprint=partial(_fingerprint, "imagenet"))
@@ -115,7 +127,7 @@ def imagenet(folder: str = "", size: int = 0) -> Dataset:
         "channels": CHANNELS,
         "exif": EXIF,
     },
-    fingerprint=partial(_fingerprint, "images"),
+    fingerprint=_files_fingerprint,
 )
 def images(
     folder: str = "", size: int = 0, classes: int = 0, channels: int = 3, exif: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from nlbench.serialization.files import check_is_file
 from nlbench.serialization.versions import files_version
 from nlbench.subjects.data import dataset
 
-from .images import CHANNELS, EXIF, SIZE, image_folder
+from .images import CHANNELS, EXIF, SIZE, image_folder, shown_files
 from .text import OPTIONS as TEXT_OPTIONS
 from .text import TextWindows, text_files
 
@@ -80,7 +80,7 @@ class DataPaths(Family):
 
 def _open_folder(path: Path, name: str) -> Callable[..., Data]:
     """Choose between images and text by the files in a folder."""
-    files = list(itertools.islice(_shown_files(path), 10_000))
+    files = list(itertools.islice(shown_files(path), 10_000))
     if any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
         options = {"size": SIZE, "channels": CHANNELS, "exif": EXIF}
         return _declare(partial(image_folder, path, name), name, options, "images", path)
@@ -105,17 +105,10 @@ def _declare(
     """Declare the options of a function that opens files, or those below a folder."""
 
     def fingerprint(**_: Any) -> str:
-        return files_version(files if isinstance(files, Sequence) else list(_shown_files(files)))
+        return files_version(files if isinstance(files, Sequence) else list(shown_files(files)))
 
     build.__doc__ = f"Data in {name}."
     return dataset(options=options, fingerprint=fingerprint, owner=owner)(build)
-
-
-def _shown_files(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder that are not hidden."""
-    for root, subfolders, names in os.walk(folder):
-        subfolders[:] = sorted(n for n in subfolders if n[0] != ".")
-        yield from (Path(root, n) for n in sorted(names) if n[0] != ".")
 
 
 def _table(path: Path, name: str, label: str) -> Dataset:

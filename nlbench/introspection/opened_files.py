@@ -30,16 +30,18 @@ class OpenedFiles:
             is_write = bool(set(mode) & set("wax+")) if mode else bool(flags & _WRITE_FLAGS)
             (self._written if is_write else self._read).add(name)
 
-    def add_all(self, files: Iterable[str]) -> None:
-        """Record files that were read."""
-        self._read.update(files)
+    def merge(self, other: OpenedFiles) -> None:
+        """Add the files that were opened earlier, such as those of a cached module."""
+        self._read |= other._read
+        self._written |= other._written
 
-    def inputs(self, folders: Sequence[Path]) -> set[str]:
+    def inputs(self, folders: Sequence[Path], named: Iterable[str] = ()) -> set[str]:
         """Return the files that were read, without those of Python, its packages and the system.
 
-        Source files count in `folders`, also if their bytecode is read in their place.
+        Source files count in `folders`, also if their bytecode is read in their place. Files in
+        `named` count as read. Those that were written are no inputs.
         """
-        found = set()
+        found = set(named) - self._written
         for name in self._read - self._written:
             file = name
             if file.endswith(".pyc"):
@@ -94,10 +96,10 @@ def _is_installed(file: str) -> bool:
     return file.startswith(_installed_folders())
 
 
-def add_files(files: Iterable[str]) -> None:
-    """Add files that have been read before, such as those of a cached module."""
+def add_opened(earlier: OpenedFiles) -> None:
+    """Add files that have been opened before to those of the blocks around this call."""
     for opened in _active:
-        opened.add_all(files)
+        opened.merge(earlier)
 
 
 @cache

@@ -231,9 +231,20 @@ def read_decisions(cell: Record | Cell) -> dict[tuple[object, ...], object]:
     return decisions
 
 
-def changed_sources(record: Record, decisions: Decisions) -> list[str]:
-    """Return the model, the data and the files that alone have changed since a record."""
-    subject = record.subject
+def changed_sources(records: Iterable[Record], decisions: Decisions) -> dict[str, list[str]]:
+    """Return the model, the data and the files that alone have changed, by the records' keys."""
+    # Records of a subject share its facts, so that its files are compared once.
+    by_subject: dict[int, list[str]] = {}
+    changed = {}
+    for record in records:
+        subject = record.subject
+        if id(subject) not in by_subject:
+            by_subject[id(subject)] = _changed_subject_sources(subject, decisions)
+        changed[record.key] = by_subject[id(subject)]
+    return changed
+
+
+def _changed_subject_sources(subject: SubjectFacts, decisions: Decisions) -> list[str]:
     current: Any = decisions.get(("sources", *subject.identity))
     if current is None or not subject.sources or subject.settings_key != current[0]:
         return []

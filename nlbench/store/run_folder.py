@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from nlbench.errors import RequestError, one_line, system_text
 from nlbench.measure import Value
+from nlbench.parsers import unique
 from nlbench.serialization.files import is_part, make_folder, read_text, spreadsheet_safe
 from nlbench.signals import uninterrupted
 from nlbench.subjects.facts import SubjectFacts
@@ -136,17 +137,14 @@ class RunFolder(LockedFolder):
 
     def set_aside(self, decisions: Decisions) -> str:
         """Move the records of earlier versions of files, and describe what was moved, if any."""
-        outdated = {
-            record.key: names
-            for record in self.records.values()
-            if (names := changed_sources(record, decisions))
-        }
+        changed = changed_sources(self.records.values(), decisions)
+        outdated = {key: names for key, names in changed.items() if names}
         if not outdated:
             return ""
-        changed = dict.fromkeys(itertools.chain.from_iterable(outdated.values()))
+        names = unique(itertools.chain.from_iterable(outdated.values()))
         cells = "1 cell" if len(outdated) == 1 else f"{len(outdated)} cells"
         note = (
-            f"{', '.join(changed)} changed after {cells} had been recorded; what is requested is "
+            f"{', '.join(names)} changed after {cells} had been recorded; what is requested is "
             f"measured again, and the earlier records are in {SUPERSEDED}/"
         )
         make_folder(self.path / SUPERSEDED)
@@ -164,8 +162,10 @@ class RunFolder(LockedFolder):
 
         Records of earlier versions of files don't count.
         """
+        records = list(records)
+        changed = changed_sources(records, decisions)
         for record in records:
-            if not record.is_done or changed_sources(record, decisions):
+            if not record.is_done or changed[record.key]:
                 continue
             for key in changed_keys(read_decisions(record), decisions):
                 raise RequestError(

@@ -222,7 +222,7 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     folders = list(itertools.chain.from_iterable(source.roots for source in sources))
     known = {str(file) for source in sources for file in source.own_files()}
     named = set(itertools.chain.from_iterable(source.named_files() for source in sources))
-    files = describe_files((opened.inputs(folders) | named) - known) if sources else {}
+    files = describe_files(opened.inputs(folders, named) - known) if sources else {}
     return replace(subject, facts=replace(subject.facts, files=files or None))
 
 

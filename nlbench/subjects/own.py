@@ -26,7 +26,7 @@ from types import ModuleType, NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union
 
 from nlbench.errors import NlbenchError, RequestError, error_text, first_line, nearest, shorten
-from nlbench.introspection.opened_files import add_files, opened_files
+from nlbench.introspection.opened_files import OpenedFiles, add_opened, opened_files
 from nlbench.options import Option, OptionValue
 from nlbench.registry import Family
 from nlbench.serialization.versions import changed_files, describe_files
@@ -58,7 +58,7 @@ class ImportedFile:
     def __init__(self, source: SourceFile) -> None:
         self.source = source
         self._modules: dict[str, ModuleType] = {}
-        self.files: set[str] = set()  # read by the calls
+        self.opened = OpenedFiles()  # by the calls
         self._versions: dict[str, str] = {}
         self.module = self.call(self._import)
 
@@ -76,8 +76,9 @@ class ImportedFile:
             with _LOCK, self._importable(), contextlib.redirect_stdout(sys.stderr):
                 with opened_files() as opened:
                     value = function()
-                self.files |= opened.inputs(self.source.roots)
-                self._versions = describe_files(self.files) | self._versions
+                self.opened.merge(opened)
+                files = self.opened.inputs(self.source.roots)
+                self._versions = describe_files(files) | self._versions
                 return value
         except (NlbenchError, MemoryError):
             raise
@@ -377,7 +378,7 @@ def _import(file: SourceFile, fingerprint: str) -> ImportedFile:
     if imported.is_outdated:
         _cached_import.cache_clear()
         imported = _cached_import(file, fingerprint)
-    add_files(imported.files)
+    add_opened(imported.opened)
     return imported
 
 

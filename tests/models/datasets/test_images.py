@@ -173,12 +173,19 @@ def test_imagenets_labels_are_order_of_thousand_folders(tmp_path):
         data.sample(1, split="train")
 
 
-def test_the_fingerprint_changes_when_an_image_is_added(animals):
+def test_the_fingerprint_changes_with_the_images(animals):
     fingerprint = dataset_info(images).fingerprint
     before = fingerprint(folder=str(animals), size=0, classes=0)
     assert before == fingerprint(folder=str(animals), size=0, classes=0)
-    picture(animals / "cat" / "new.png")
-    assert fingerprint(folder=str(animals), size=0, classes=0) != before
+    image = animals / "cat" / "new.png"
+    picture(image)
+    added = fingerprint(folder=str(animals), size=0, classes=0)
+    assert added != before
+    state = image.stat()
+    content = image.read_bytes()
+    image.write_bytes(content[:-1] + b"x")
+    os.utime(image, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert fingerprint(folder=str(animals), size=0, classes=0) != added
 
 
 @pytest.mark.parametrize("size", [-5, 4097])

@@ -138,6 +138,16 @@ def test_libraries_and_written_files_are_no_inputs(folder):
     assert opened.inputs([]) == {str(folder / "x.npy")}
 
 
+def test_files_that_the_code_writes_are_no_inputs(folder):
+    text = HEAD + "Path('my.log').write_text(str(np.random.rand()))\n"
+    (folder / "my_net.py").write_text(text + NET.format(shift=0))
+    measure()
+    (folder / "my.log").unlink()
+    again, _ = measure("affinity,r2")
+    assert all("my.log" not in (r.subject.files or {}) for r in again.records)
+    assert "superseded" not in list(again.manifest)
+
+
 def test_missing_files_have_changed(folder):
     versions = describe_files([str(folder / "x.npy")])
     assert changed_files(versions) == []
