@@ -49,27 +49,6 @@ LabelledCells = Mapping[int, tuple[str, Score]]
 """Label and cell of each subject, keyed by the subject's index, which determines its colour."""
 
 
-def ecdf(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Compute the empirical distribution function of finite values (n,), at least one.
-
-    Returns
-    -------
-    x, fraction : array of shape (m,)
-        The distinct values in increasing order, and the fraction of the values that are at most x.
-
-    Examples
-    --------
-    >>> x, fraction = ecdf([2.0, 1.0, 2.0, 5.0])
-    >>> x.tolist(), fraction.tolist()
-    ([1.0, 2.0, 5.0], [0.25, 0.75, 1.0])
-    """
-    numbers = np.asarray(values, dtype=np.float64).ravel()
-    if numbers.size == 0 or not np.isfinite(numbers).all():
-        raise RequestError(f"expected at least one value, all finite; got {numbers}")
-    x, times = np.unique(numbers, return_counts=True)
-    return x, np.cumsum(times) / numbers.size
-
-
 def draw_signature(axes: Axes, cells: LabelledCells, info: MeasureInfo) -> str:
     """Plot one marker per site and subject with its interval. Return the measure's axis."""
     hollow: Counter[int] = Counter()
@@ -127,13 +106,10 @@ def draw_distribution(axes: Axes, cells: LabelledCells, info: MeasureInfo) -> st
         if not values:
             continue
         all_values += values
-        x, fraction = ecdf(values)
         total = len(cell.places)
         paths = count(total, "path") if len(values) == total else f"{len(values)} of {total} paths"
-        axes.step(
-            [x[0], *x],
-            [0.0, *fraction],
-            where="post",
+        axes.ecdf(
+            values,
             color=_COLORS[index],
             linestyle=_DASHES[index % len(_DASHES)],
             linewidth=1.5,

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from nlbench.parsers import unique
 
 from .framework import Findings, Runs, Verdict
-from .framework.figures import COLOURS, draw_ecdf, legend_below, page_figure
+from .framework.figures import COLOURS, legend_below, page_figure
 from .framework.verdicts import in_most_networks
 from .shared.linear_regions import (
     AXIS_LABELS,
@@ -217,10 +217,10 @@ def _differences(values: Mapping[str, pd.DataFrame]) -> Figure:
             first, second = (table[table.setting == name] for name in (higher, lower))
             keys = ["place"] if lower == "initialised" else ["place", "seed"]
             both = first.merge(second, on=keys, suffixes=("", "_lower"))
-            style = {"color": COLOURS[index], "label": f"{higher} - {lower}"}
-            draw_ecdf(axes, both.value - both.value_lower, **style)
+            difference = both.value - both.value_lower
+            axes.ecdf(difference, color=COLOURS[index], label=f"{higher} - {lower}")
         axes.axvline(0, color="#777777", linewidth=0.8)
-        axes.set_xlabel(f"difference in {AXIS_LABELS[measure]}")
+        axes.set(xlabel=f"difference in {AXIS_LABELS[measure]}", ylim=(0, 1.02))
     panels[0].set_ylabel("fraction of paths")
     panels[0].legend(loc="lower right", fontsize=7.5)
     return figure

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
 from nlbench.parsers import unique
-from nlbench.reports.panels import ecdf
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777", "#E69F00", "#56B4E9")
 """From Okabe and Ito, "Color Universal Design", 2008, with grey instead of black."""
@@ -55,13 +54,6 @@ def use_plain_log_labels(figure: Figure) -> None:
             axis.set_major_formatter(lambda x, _: f"{x:g}" if x < 1000 else large(x))
         if isinstance(axis.get_minor_formatter(), LogFormatter):
             axis.set_minor_formatter(NullFormatter())
-
-
-def draw_ecdf(axes: Axes, values: ArrayLike, **style: Any) -> None:
-    """Plot the empirical distribution function of the values."""
-    x, fractions = ecdf(values)
-    axes.step([x[0], *x], [0.0, *fractions], where="post", **style)
-    axes.set_ylim(0, 1.02)
 
 
 def draw_groups(

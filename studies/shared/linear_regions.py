@@ -22,7 +22,7 @@ from nlbench.parsers import unique
 from nlbench.request import Request
 from nlbench.store.run import Run
 from nlbench.studies.framework import Context, Runs, Study
-from nlbench.studies.framework.figures import draw_ecdf, page_figure
+from nlbench.studies.framework.figures import page_figure
 from nlbench.subjects.facts import SubjectFacts
 
 SOURCE = Source(
@@ -318,8 +318,8 @@ def distribution_figure(
     figure, panels = page_figure(2.9, columns=2)
     for axes, (measure, table) in zip(panels, values.items(), strict=True):
         for numbers, style in curves(table):
-            draw_ecdf(axes, numbers, **style)
-        axes.set_xlabel(AXIS_LABELS[measure])
+            axes.ecdf(numbers, **style)
+        axes.set(xlabel=AXIS_LABELS[measure], ylim=(0, 1.02))
     panels[0].set_ylabel("fraction of paths")
     panels[0].legend(loc="lower right", fontsize=7.5)
     return figure

@@ -11,8 +11,6 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib import rcParams
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
@@ -24,7 +22,7 @@ import nlbench
 from nlbench.errors import RequestError, one_line
 from nlbench.reports.drawing import PAGE_WIDTH, laid_out, to_svg
 from nlbench.reports.figures import FigureData, draw_measure
-from nlbench.reports.panels import MAX_SERIES, ecdf
+from nlbench.reports.panels import MAX_SERIES
 from nlbench.reports.tables import read_run
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
@@ -60,21 +58,6 @@ def signature(scores, details=None):
 
 def one_net(conftest, values, **kwargs):
     return conftest.frame(conftest.cell_rows(SUBJECT, "affinity", values, **kwargs))
-
-
-@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=40))
-def test_the_distribution_function_counts_values_at_most_x(values) -> None:
-    x, share = ecdf(values)
-    numbers = np.array(values)
-    np.testing.assert_array_equal(x, np.unique(numbers))
-    np.testing.assert_allclose(share, [(numbers <= v).mean() for v in x], rtol=1e-15)
-    assert share[-1] == 1
-
-
-@pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
-def test_empty_distributions_are_refused(values) -> None:
-    with pytest.raises(RequestError):
-        ecdf(values)
 
 
 def test_signatures_have_one_mark_per_site(conftest, run) -> None:
