@@ -217,8 +217,8 @@ def _differences(values: Mapping[str, pd.DataFrame]) -> Figure:
             first, second = (table[table.setting == name] for name in (higher, lower))
             keys = ["place"] if lower == "initialised" else ["place", "seed"]
             both = first.merge(second, on=keys, suffixes=("", "_lower"))
-            style = {"color": COLOURS[index], "label": f"{higher} - {lower}"}
-            axes.ecdf(both.value - both.value_lower, **style)
+            difference = both.value - both.value_lower
+            axes.ecdf(difference, color=COLOURS[index], label=f"{higher} - {lower}")
         axes.axvline(0, color="#777777", linewidth=0.8)
         axes.set(xlabel=f"difference in {AXIS_LABELS[measure]}", ylim=(0, 1.02))
     panels[0].set_ylabel("fraction of paths")
