@@ -258,11 +258,12 @@ def _is_map_style(value: object) -> bool:
 
 def _is_pair(value: object) -> bool:
     """Return True for arrays of inputs and labels, and False for a list of batches."""
-    is_pair = isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_array, value))
-    if not is_pair or isinstance(value, tuple):
-        return is_pair
-    first, second = value  # type: ignore[misc]
-    return first.ndim < 2 or first.shape[1:] != second.shape[1:]
+    if not isinstance(value, tuple | list) or len(value) != 2 or not all(map(_is_array, value)):
+        return False
+    if isinstance(value, tuple):
+        return True
+    first, second = value
+    return bool(first.ndim < 2 or first.shape[1:] != second.shape[1:])
 
 
 def _is_array(value: object) -> bool:

@@ -165,15 +165,15 @@ import torch
 class Net(torch.nn.Sequential):
     def __init__(self):
         torch.manual_seed(0)
-        Linear = torch.nn.Linear
-        super().__init__(torch.nn.Flatten(), Linear(12, 8), torch.nn.ReLU(), Linear(8, 3))
+        layers = torch.nn.LazyLinear(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+        super().__init__(torch.nn.Flatten(), *layers)
 """
 
 
 @pytest.mark.parametrize(
     ("shape", "paths", "number"),
-    [((40, 12), "pairs", 4), ((5, 12), "pairs", 2), ((6, 3, 2, 2), "closed", 4),
-     ((3, 3, 2, 2), "closed", 3), ((9, 4, 3), "pairs", 4)],
+    [((40, 12), "pairs", 4), ((5, 12), "pairs", 2), ((6, 3, 9, 9), "closed", 4),
+     ((3, 3, 9, 9), "closed", 3), ((9, 4, 3), "pairs", 4)],
 )  # fmt: skip
 def test_runs_choose_the_paths_of_evaluations(shape, paths, number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
