@@ -292,7 +292,7 @@ def _shorten_words(message: str) -> str:
     Examples
     --------
     >>> len(_shorten_words("x" * 5000 + " is unknown"))
-    192
+    191
     """
     return re.sub(r"\S{181,}", lambda word: f"{word[0][:120]}…{word[0][-59:]}", message)
 
