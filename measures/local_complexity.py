@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -53,7 +53,11 @@ def stars(x: Tensor, directions: int, radius: float, generator: torch.Generator)
     return (x[:, None, None].double() + steps).to(x.dtype)
 
 
-def changed_units(model: nn.Module, vertices: Tensor) -> Tensor:
+def changed_units(
+    model: nn.Module,
+    vertices: Tensor,
+    on_unseen: Callable[[str], object] = lambda description: None,
+) -> Tensor:
     """Count the units whose state differs between vertices of a star.
 
     A unit is an element of an activation's input, and its state is the sign of that element.
@@ -63,6 +67,8 @@ def changed_units(model: nn.Module, vertices: Tensor) -> Tensor:
     model : torch.nn.Module
     vertices : tensor of shape (n, 2, p, *input)
         See `stars`.
+    on_unseen : callable, optional
+        Called with a description of each activation whose units can't be counted.
 
     Returns
     -------
@@ -87,7 +93,12 @@ def changed_units(model: nn.Module, vertices: Tensor) -> Tensor:
 
     stars_as_batches = (star.flatten(0, 1) for star in vertices)
     observe_sites(
-        model, stars_as_batches, count, reduction="flatten", on_undefined=refuse_undefined
+        model,
+        stars_as_batches,
+        count,
+        reduction="flatten",
+        on_unseen=on_unseen,
+        on_undefined=refuse_undefined,
     )
     if not all(changed):
         raise Undefined("the model calls no known activation function")
@@ -219,6 +230,7 @@ class LocalComplexity(SampleMeasure):
         # Number of boundaries of each traced star, and the distance to the nearest one.
         self._stars: list[tuple[int, float]] = []
         self._untraced_reason = ""
+        self._unseen: dict[str, None] = {}  # activations whose units are not counted
         self._generator = torch.Generator().manual_seed(int(self.settings["seed"]))
 
     def update(self, observation: FunctionBatch) -> None:
@@ -237,7 +249,7 @@ class LocalComplexity(SampleMeasure):
         directions = min(int(self.settings["directions"]), inputs[0].numel())
         radius = float(self.settings["radius"])
         vertices = stars(inputs, directions, radius, self._generator)
-        counts = changed_units(model, vertices)
+        counts = changed_units(model, vertices, self._unseen.setdefault)
         first = int(self.settings["samples"]) - self._remaining
         traced = vertices[: max(int(self.settings["traced"]) - first, 0)]
         if len(traced) and not self._untraced_reason:
@@ -267,5 +279,9 @@ class LocalComplexity(SampleMeasure):
             summary["near"] = len(nearest) / len(self._stars)
             if nearest:
                 summary["nearest"] = statistics.fmean(nearest)
-        reason = f"no exact boundaries: {self._untraced_reason}" if self._untraced_reason else ""
-        return replace(result, summary=summary, reason=reason)
+        remarks = []
+        if self._unseen:
+            remarks.append(f"activations not captured: {', '.join(list(self._unseen)[:6])}")
+        if self._untraced_reason:
+            remarks.append(f"no exact boundaries: {self._untraced_reason}")
+        return replace(result, summary=summary, reason="; ".join(remarks))

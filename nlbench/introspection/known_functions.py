@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+UNOBSERVED_THREAD = "nlbench, unobserved"
+"""Name of the threads that run modules outside of a forward pass."""
+
 # Maximum difference in float64 between a module and the function that it computes. Constants such
 # as sqrt(2 / pi) are written with at least seven digits. The two forms of GELU differ by 5e-4.
 TOLERANCE = 1e-6
@@ -70,7 +73,7 @@ def _compute_unobserved(compute: Callable[[], Tensor]) -> Tensor | None:
         with contextlib.suppress(Exception), torch.no_grad():
             results.append(compute())
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, name=UNOBSERVED_THREAD)
     thread.start()
     thread.join()
     return results[0] if results and isinstance(results[0], Tensor) else None

@@ -28,9 +28,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from nlbench.errors import Undefined
+
 from .axes import Layouts
 from .function_calls import FunctionCall, tensors_in
-from .known_functions import known_kind
+from .known_functions import UNOBSERVED_THREAD, known_kind
 from .operations import Operation, named_modules
 
 # Calls in these modules are also named after the module, for traces that bend there.
@@ -189,6 +191,8 @@ class ModuleStack(TorchFunctionMode):
         super().__init__()
         self.model = model
         self._paths = {module: path for path, module in model.named_modules()}
+        # Path of a module that the model has run in another thread; empty if there is none.
+        self._elsewhere = ""
         self.restart()
 
     def restart(self) -> None:
@@ -201,7 +205,13 @@ class ModuleStack(TorchFunctionMode):
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Wrap the forward method of every module, and remove the wrappers on exit."""
+        """Wrap the forward method of every module, and remove the wrappers on exit.
+
+        Raises
+        ------
+        Undefined
+            If a pass ran a module in a thread of its own, where no function mode is active.
+        """
         before = [(vars(module), vars(module).get("forward")) for module in self._paths]
         try:
             for module in self._paths:
@@ -212,6 +222,11 @@ class ModuleStack(TorchFunctionMode):
                 attributes["forward"] = forward
                 if forward is None:
                     del attributes["forward"]
+        if self._elsewhere:
+            raise Undefined(
+                f"the network runs {self._elsewhere} in another thread, where its calls can't be "
+                "observed"
+            )
 
     def _wrap(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         path = self._paths[module]
@@ -220,13 +235,30 @@ class ModuleStack(TorchFunctionMode):
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             # A forward that isn't called through its module is part of its caller.
             is_call = sys._getframe(1).f_code.co_filename == _CALLER_FILE
-            if not is_call or threading.get_ident() != self._thread:
+            if threading.get_ident() != self._thread:
+                if not self._is_other_pass():
+                    self._elsewhere = path
+                return forward(*args, **kwargs)
+            if not is_call:
                 return forward(*args, **kwargs)
             identity = CallId(path, self.module_calls[path])
             self.module_calls[path] += 1
             return self.around(ModuleCall(module, identity, forward, args, kwargs))
 
         return wrapper
+
+    def _is_other_pass(self) -> bool:
+        """Return True if the current thread, not the pass's, doesn't run a part of the pass."""
+        if threading.current_thread().name == UNOBSERVED_THREAD:
+            return True
+        # The user may run the whole model at the same time.
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            is_call = frame.f_code.co_filename == _CALLER_FILE
+            if is_call and frame.f_locals.get("self") is self.model:
+                return True
+            frame = frame.f_back
+        return False
 
     def around(self, call: ModuleCall) -> Any:
         """Run a module call, and return its output. Subclasses extend this method."""

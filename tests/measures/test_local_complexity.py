@@ -105,3 +105,15 @@ def test_networks_without_kinks_have_no_boundaries():
     assert "gelu" in result.reason
     with pytest.raises(Undefined, match="activation"):
         changed_units(nn.Linear(3, 2), star_of(x, 2, 0.1))
+
+
+class Clamped(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x).clamp(min=0)
+
+
+def test_units_that_are_not_counted_are_named():
+    model = Clamped(nn.Linear(3, 9), nn.ReLU(), nn.Linear(9, 2))
+    result = nlbench.evaluate(model, torch.randn(9, 3), "local-complexity")["local-complexity"]
+    assert result.status == "ok"
+    assert result.reason == "activations not captured: clamp of the model"

@@ -337,7 +337,8 @@ def smooth_estimate(
         worst = np.argsort(-fraction)
         # At least one interval exceeds the mean.
         inaccurate = int((fraction > 0.5 / len(fraction)).sum())
-        cut = worst[: min(inaccurate, (evaluations - used) // EVALUATIONS_PER_CUT)]
+        affordable = max(evaluations - used, 0) // EVALUATIONS_PER_CUT
+        cut = worst[: min(inaccurate, affordable)]
         if not len(cut):
             break
         intervals = intervals.cut(function, cut)

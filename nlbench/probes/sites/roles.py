@@ -14,7 +14,7 @@ scales a larger tensor, it belongs to a normalisation or a gate.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -251,8 +251,10 @@ class UnseenActivations:
         return self._roots.setdefault(tensor, object())
 
     def _use(
-        self, operation: Operation, operands: Iterable[Tensor], outputs: Sequence[Tensor]
+        self, operation: Operation, operands: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> None:
+        # A layer may have more outputs than inputs.
+        is_layer = operation.channels in ("second", "last", "product") and len(operands) == 1
         for tensor in operands if self._unused else ():
             origin = self._unused.get(tensor)
             if origin is None or operation.reduces or not outputs[0].is_floating_point():
@@ -260,7 +262,7 @@ class UnseenActivations:
             if operation.rearranges:
                 for output in outputs:
                     self._unused[output] = origin
-            elif outputs[0].numel() <= tensor.numel():
+            elif is_layer or outputs[0].numel() <= tensor.numel():
                 self.operations[origin] = None
             # An in-place operation has overwritten the result.
             if any(tensor is output for output in outputs):

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from nlbench.errors import Undefined
 from nlbench.probes.graph.activity import unit_activity
 from nlbench.probes.graph.graph_observation import channel_graph
 from nlbench.probes.lines import trace_segment
@@ -96,3 +97,24 @@ def test_model_in_another_thread_does_not_change_names():
         stop.set()
         thread.join()
     assert all(names == expected for names in found)
+
+
+class Threaded(nn.Module):
+    """Runs its first layers in a thread of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x):
+        hidden = []
+        thread = threading.Thread(target=lambda: hidden.append(self.first(x)))
+        thread.start()
+        thread.join()
+        return torch.relu(hidden[0])
+
+
+@pytest.mark.parametrize("observe", [list_sites, lambda model, x: channel_graph(model, x[:1])])
+def test_module_in_another_thread_is_undefined(observe):
+    with pytest.raises(Undefined, match=r"runs first.* in another thread"):
+        observe(Threaded().eval(), torch.randn(6, 4))

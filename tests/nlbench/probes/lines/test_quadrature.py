@@ -170,6 +170,11 @@ def test_evaluations_stay_within_the_allowed_number(evaluations):
     assert sum(calls) == trace.evaluations <= evaluations
 
 
+def test_too_few_evaluations_for_two_intervals_cut_none():
+    trace = smooth_estimate(column(lambda t: abs(t - 0.3)), tolerance=1e-9, evaluations=25)
+    assert (trace.evaluations, trace.converged) == (35, False)
+
+
 def test_a_jump_is_resolved():
     trace = smooth_estimate(column(lambda t: (t > 0.37).astype(float)), tolerance=1e-4)
     assert float(trace.above + trace.below) == pytest.approx(0.37**2 / 2 + 0.63**2 / 2, rel=1e-4)

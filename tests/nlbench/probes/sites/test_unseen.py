@@ -15,9 +15,9 @@ from nlbench.probes.sites.sites_observation import observe_sites
 class Inline(nn.Module):
     """An activation written out between two layers, in the same forward."""
 
-    def __init__(self, function):
+    def __init__(self, function, outputs=2):
         super().__init__()
-        self.first, self.second, self.function = nn.Linear(4, 6), nn.Linear(6, 2), function
+        self.first, self.second, self.function = nn.Linear(4, 6), nn.Linear(6, outputs), function
 
     def forward(self, x):
         return self.second(self.function(self.first(x)))
@@ -56,9 +56,10 @@ BEND = {
 }
 
 
+@pytest.mark.parametrize("outputs", [2, 9])
 @pytest.mark.parametrize(("function", "what"), BEND.values(), ids=BEND)
-def test_inline_activation_has_a_remark(function, what):
-    assert unseen(Inline(function)) == [what]
+def test_inline_activation_has_a_remark(function, what, outputs):
+    assert unseen(Inline(function, outputs)) == [what]
 
 
 def rms(h):
@@ -88,9 +89,10 @@ AFFINE = {
 }
 
 
+@pytest.mark.parametrize("outputs", [2, 9])
 @pytest.mark.parametrize("function", AFFINE.values(), ids=AFFINE)
-def test_normalisation_gates_and_sums_are_no_activation(function):
-    assert unseen(Inline(function)) == []
+def test_normalisation_gates_and_sums_are_no_activation(function, outputs):
+    assert unseen(Inline(function, outputs)) == []
 
 
 class Swish(nn.Module):
