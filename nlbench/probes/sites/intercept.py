@@ -169,7 +169,7 @@ class CallInterceptor(SiteNames):
             self._unseen.end(output)
             outputs = list(tensors_in((output,)))
             if outputs and not any(map(self.layouts.is_sampled, outputs)):
-                self._on_unseen("whatever computes the output, outside PyTorch or in a thread")
+                self._on_unseen("whatever computes the output, outside PyTorch")
             for description in self._unseen.descriptions():
                 self._on_unseen(description)
             while self._waiting:
