@@ -56,7 +56,7 @@ def stars(x: Tensor, directions: int, radius: float, generator: torch.Generator)
 def changed_units(
     model: nn.Module,
     vertices: Tensor,
-    on_unseen: Callable[[str], object] = lambda description: None,
+    on_unseen: Callable[[str], None] = lambda description: None,
 ) -> Tensor:
     """Count the units whose state differs between vertices of a star.
 

@@ -22,6 +22,7 @@ from nlbench.errors import Undefined
 from .axis_rules import GONE, WRITES, axis_map, has_known_indices, moved_axis, selected_entries
 from .function_calls import FunctionCall, tensors_in, unobserved_calls
 from .operations import Operation
+from .write_log import WriteLog
 
 
 def softmax_axis(call: FunctionCall) -> int:
@@ -74,14 +75,16 @@ class Layouts:
         self._batch = batch
         self.reorders = False
         self._layouts: MutableMapping[Tensor, Layout] = WeakTensorKeyDictionary()
+        # Writes of data into memory that was constant.
+        self._written: WriteLog[None] = WriteLog()
 
     def begin(
         self, inputs: Tensor, constants: Iterable[Tensor] = (), channel: int | None = None
     ) -> None:
         """Set the layout of an input, with samples along its first axis, and of constants.
 
-        Constants are the model's parameters and buffers. Tensors computed only from constants are
-        also constant.
+        Constants are the model's parameters, buffers and other tensors. Tensors computed only from
+        constants are also constant, until data are written into their memory.
         """
         for constant in constants:
             self._layouts[constant] = Layout(None, None, sampled=False)
@@ -89,11 +92,18 @@ class Layouts:
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Return True if a tensor is known not to depend on the model's input."""
-        return self._layouts.get(tensor, _UNKNOWN).sampled is False
+        return self._find(tensor).sampled is False
 
     def is_sampled(self, tensor: Tensor) -> bool:
         """Return True if a tensor depends on the model's input."""
-        return self._layouts.get(tensor, _UNKNOWN).sampled is True
+        return self._find(tensor).sampled is True
+
+    def _find(self, tensor: Tensor) -> Layout:
+        """Return a tensor's layout. Constants into which data were written are not constant."""
+        layout = self._layouts.get(tensor, _UNKNOWN)
+        if layout.sampled is False and self._written.has_writes(tensor):
+            return replace(layout, sampled=True)
+        return layout
 
     def channel(self, tensor: Tensor) -> int | None:
         """Return the channel axis of a tensor, or None if unknown."""
@@ -117,7 +127,7 @@ class Layouts:
         """
         if tensor.is_nested:
             raise Undefined("its tensor is nested, with another number of rows for each sample")
-        layout = self._layouts.get(tensor, _UNKNOWN)
+        layout = self._find(tensor)
         batch = layout.batch
         is_reordered = layout.order is not None and len(layout.order) != self._batch
         if (batch == GONE or is_reordered) and self._batch > 1:
@@ -150,6 +160,9 @@ class Layouts:
 
     def follow(self, call: FunctionCall, output: object) -> None:
         """Set the layouts of a call's outputs."""
+        target = _written_tensor(call)
+        if target is not None and not all(map(self.is_constant, call.tensors)):
+            self._written.write(target, None)
         if call.name == "setitem":
             self._assign(*call.args)
             return
@@ -159,7 +172,7 @@ class Layouts:
             return
         operation = call.operation
         sources = call.tensors
-        known = [(s, self._layouts[s]) for s in sources if s in self._layouts]
+        known = [(s, self._find(s)) for s in sources if s in self._layouts]
         is_layer = operation.channels in ("second", "last")
         if not known and not is_layer and operation.takes != "nothing":
             return
@@ -278,6 +291,14 @@ class Layouts:
 
     def _fits_batch(self, rows: int) -> bool:
         return rows > 0 and rows % max(self._batch, 1) == 0
+
+
+def _written_tensor(call: FunctionCall) -> Tensor | None:
+    """Return the tensor that a call writes into, or None."""
+    name = call.function_name
+    is_in_place = call.name == "setitem" or name.startswith("__i") or name.rstrip("_") + "_" == name
+    target = call.input if is_in_place else call.kwargs.get("out")
+    return target if isinstance(target, Tensor) else None
 
 
 def _unless_sorted(order: Tensor | None) -> Tensor | None:

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -313,9 +313,7 @@ class SiteNames(ModuleStack):
         self._named = named_modules()
         self.begin()
 
-    def begin(
-        self, *inputs: Tensor, constants: Iterable[Tensor] = (), channels: Sequence[int | None] = ()
-    ) -> None:
+    def begin(self, *inputs: Tensor, channels: Sequence[int | None] = ()) -> None:
         """Begin a forward pass on inputs, batch first, and discard the previous pass's calls."""
         self.restart()
         self._counts: Counter[str] = Counter()
@@ -327,9 +325,20 @@ class SiteNames(ModuleStack):
         self.current_id: CallId | None = None
         # Axes of every tensor in this pass.
         self.layouts = Layouts(len(inputs[0]) if inputs and inputs[0].ndim else 1)
-        constants = list(constants)
+        constants = self._held_tensors() if inputs else []
         for tensor, channel in itertools.zip_longest(inputs, channels):
             self.layouts.begin(tensor, constants, channel)
+            constants = []
+
+    def _held_tensors(self) -> list[Tensor]:
+        """List the model's parameters, buffers and other tensors in attributes and containers."""
+        tensors: list[Tensor] = []
+        for module in self._paths:
+            for value in list(vars(module).values()):
+                items = value.values() if isinstance(value, dict) else value
+                candidates = items if isinstance(value, dict | list | tuple) else (value,)
+                tensors += [item for item in candidates if isinstance(item, Tensor)]
+        return tensors
 
     @property
     def path(self) -> str:
@@ -377,6 +386,9 @@ class SiteNames(ModuleStack):
         """Return the kind of an activation call, or None for any other call."""
         kind = call.operation.kind
         if not kind or not isinstance(source := call.input, Tensor):
+            return None
+        # A function of parameters alone, such as a mask or a positive weight, is not an activation.
+        if self.layouts.is_constant(source):
             return None
         # PyTorch's ReLU6 calls the function of its base class.
         if kind == "hardtanh" and type(self.running) is nn.ReLU6:

@@ -6,7 +6,6 @@ it is made, including in-place calls and calls by reused modules. No module is r
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -95,11 +94,10 @@ class SiteCall:
 
     label: str  # name of the place while the call runs
     x: Side | None  # input of the call; None if the call is not selected, or can't be measured
-    batch: int | None  # batch axis of the input; None if it is computed from constants only
+    batch: int | None  # batch axis of the input; None if it is unknown
     axis: int  # channel axis after the batch axis is moved to 0
     shape: tuple[int, ...]  # shape of one sample
     assumed: bool  # True if the channel axis is a guess
-    sampled: bool = True  # True if the tensor may depend on the model's input
     problem: str = ""  # reason why the call can't be measured; empty if it can
     any_rows: bool = False  # True if the rows are known, but not the sample of each
     order: Tensor | None = None  # sample of each entry of the batch axis; None if in order
@@ -148,8 +146,7 @@ class CallInterceptor(SiteNames):
         self._reset()
 
     def _reset(self, *inputs: Tensor) -> None:
-        constants = itertools.chain(self.model.parameters(), self.model.buffers())
-        self.begin(*inputs, constants=constants if inputs else ())
+        self.begin(*inputs)
         # Calls to report once their roles and those of all earlier calls are final.
         self._waiting: deque[SiteCall] = deque()
         # Running handwritten activations, with the number of unseen operations before each.
@@ -251,12 +248,12 @@ class CallInterceptor(SiteNames):
 
     def _begin(self, x: Tensor, label: str, kind: str | None, axis: int | None = None) -> SiteCall:
         """Begin a call with its input, which the call may overwrite."""
+        batch: int | None = None
         problem = ""
         any_rows = False
         try:
             batch, channel, assumed = self._axes(x)
         except Undefined as error:
-            batch = None
             problem = str(error)
             known = self.layouts.channel(x)
             channel = max(x.ndim - 1, 0) if known is None else known
@@ -271,10 +268,9 @@ class CallInterceptor(SiteNames):
             if axis is not None and axis != batch:
                 channel = axis
                 assumed = False
-            channel = channel + 1 if batch is None or channel < batch else channel
+            channel = channel + 1 if channel < batch else channel
             shape = tuple(batch_first(x, batch).shape[1:])
-        sampled = not self.layouts.is_constant(x)
-        call = SiteCall(label, None, batch, channel, shape, assumed, sampled, problem, any_rows)
+        call = SiteCall(label, None, batch, channel, shape, assumed, problem, any_rows)
         call.order = None if batch is None else self.layouts.order(x)
         if not problem and self._is_selected(label, kind):
             call.x = self._capture(call, x)
@@ -284,16 +280,13 @@ class CallInterceptor(SiteNames):
                     call.problem = "masked logits have no mean"
         return call
 
-    def _axes(self, x: Tensor) -> tuple[int | None, int, bool]:
+    def _axes(self, x: Tensor) -> tuple[int, int, bool]:
         """Return the batch axis, the channel axis, and True if the latter is assumed."""
         if is_transformed(x):
             raise Undefined(
                 "it is called inside torch.vmap or another transform of torch.func, which hides "
                 "its tensors"
             )
-        if self.layouts.is_constant(x) and (x.ndim == 0 or len(x) > 1):
-            # The tensor is the same for all samples, and counts as one sample.
-            return None, x.ndim - 1, False
         return self.layouts.describe(x)
 
     def _end(self, call: SiteCall, output: Tensor) -> None:

@@ -410,8 +410,8 @@ def _facts(
     if not (policy.tokens or options["reduction"] == "spatial"):
         notes.clear()
     for name, count in rows.items():
-        # Experts have fewer rows, since they receive only the tokens routed to them. Activations
-        # independent of the input, such as position tables, have one row and need no note.
+        # Experts have fewer rows, since they receive only the tokens routed to them. A single row
+        # is the same for all samples and needs no note.
         if not (policy.tokens or policy.nodes) and count not in (samples, 1):
             notes.setdefault(name, []).append(
                 f"its rows are {count} tokens or windows of {samples} samples"

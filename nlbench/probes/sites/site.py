@@ -181,7 +181,7 @@ class SiteBatch:
     call : CallId, optional
         Position of an activation call in the forward pass.
     batch_axis : int or None
-        Batch axis of the activation's own layout; None if it is the same for all samples.
+        Batch axis of the activation's own layout; None if it is unknown.
     row_order : {"", "contiguous", "interleaved", "reordered"}
         Order of the rows where the batch axis also holds positions; see `row_order`.
         ``reordered`` if the network had reordered the samples. The rows of x and y are in order.

@@ -98,8 +98,7 @@ class Microbatches:
                 shifted.append((_shift(x, start), _shift(y, start)))
             return join([x for x, _ in shifted]), join([y for _, y in shifted])
         rows = [len(x.reduced) for x, _ in sides]
-        if len(self._sizes) == 1 or (not call.sampled and set(rows) == {1}):
-            # A positional embedding, for example, is a single row, the same in all microbatches.
+        if len(self._sizes) == 1:
             return sides[0]
         rows_per_sample = {n / size for n, size in zip(rows, self._sizes, strict=False)}
         # The rows of a single sample may be tokens, with the samples on another axis.
