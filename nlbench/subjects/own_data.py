@@ -190,7 +190,7 @@ class _Source:
         is_tuple = isinstance(items[0], tuple | list)
         if not is_tuple and not _is_array(items[0]):
             return default_collate([output_parts(item) or item for item in items])
-        if is_tuple and not _is_labelled_array(items[0]):
+        if is_tuple and not _is_labelled_item(items[0]):
             return default_collate(items)
         pairs = [_split(self._label, item) for item in items]
         rows = [_tensor(self._label, x) for x, _ in pairs]
@@ -279,6 +279,15 @@ def _is_labelled_array(value: object) -> bool:
     if not isinstance(value, tuple | list) or not value or not _is_array(value[0]):
         return False
     return all(part is None or _is_scalar(part) or is_identifier(part) for part in value[1:])
+
+
+def _is_labelled_item(item: Sequence[Any]) -> bool:
+    """Return True for an array, followed by nothing but labels and indices of one sample."""
+    if not _is_array(item[0]):
+        return False
+    # A longer vector of integers is a mask or further tokens.
+    is_short = (len(part) == 1 for part in item[1:] if isinstance(part, Tensor) and part.ndim)
+    return _is_labelled_array(item) and all(is_short)
 
 
 def _split(label: str, batch: Any) -> tuple[Any, Any]:

@@ -462,6 +462,58 @@ def test_required_arguments_are_no_labels(folder, data):
     assert subject.labels is None
 
 
+TOKENS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.layer = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, input_ids, attention_mask=None):
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        hidden = torch.relu(self.layer(self.embed(input_ids)))
+        return self.head((hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+
+random = torch.Generator().manual_seed(0)
+ids = torch.randint(0, 20, (80, 6), generator=random)
+mask = (torch.arange(6) < torch.randint(2, 7, (80, 1), generator=random)).long()
+labels = torch.randint(0, 3, (80,), generator=random)
+names = ("input_ids", "attention_mask", "labels")
+mappings = [dict(zip(names, sample)) for sample in zip(ids, mask, labels)]
+tuples = TensorDataset(ids, mask, labels)
+loader = DataLoader(tuples, 16)
+
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return len(mappings)
+
+    def __getitem__(self, index):
+        return mappings[index]
+
+items = Items()
+"""
+
+
+@pytest.mark.parametrize("data", ["tuples", "loader"])
+def test_integer_masks_of_items_are_arguments(folder, data):
+    write(folder / "tokens.py", TOKENS)
+    measures = ("norm", "accuracy", "pathlength")
+
+    def values(data):
+        request = Request(measures, ["tokens.py:Net"], [f"tokens.py:{data}"], errors="none")
+        run = nlbench.run(request, folder / data)
+        return {record.measure.name: record.result.summary for record in run.records}
+
+    expected = values("items")
+    assert expected["norm"]
+    assert values(data) == expected
+
+
 def test_random_data_are_the_same_for_all_subjects(folder):
     draw = "torch.tensor([[random.random(), numpy.random.rand(), torch.rand(1)]])"
     write(
