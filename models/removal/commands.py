@@ -263,6 +263,7 @@ def _write_spans(
     sentences = [f"Removed: {removed}.", *(f"{remark}." for remark in remarks)]
     if exported:
         sentences.append(f"Export: {exported}.")
+    _write_csv(folder / "spans.csv", rows)
     reports = load_reports()
     page = reports.write_removal(
         {"Networks": totals, "Judged spans": rows},
@@ -272,7 +273,7 @@ def _write_spans(
     )
     tables = [reports.removal_table(rows), reports.removal_table(totals)]
     lines = {"removed": removed, "export": exported, "page": page}
-    _show(folder / "spans.csv", rows, tables, lines, as_json)
+    _show(rows, tables, lines, as_json)
     if not as_json:
         for remark in remarks:
             note(remark)
@@ -293,6 +294,7 @@ def _write_calls(
 
     reports = load_reports()
     rows = result.rows()
+    _write_csv(folder / "curve.csv", rows)
     kept = f"{len(result.order) - len(result.removed)} of {len(result.order)} calls"
     removed = ", ".join(result.removed) or "none"
     page = reports.write_removal(
@@ -316,20 +318,20 @@ def _write_calls(
         "network": f"{folder / CHECKPOINT} ({kept} and {positions} remain)",
         "export": exported,
     }
-    _show(folder / "curve.csv", rows, [reports.removal_table(rows)], lines, as_json)
+    _show(rows, [reports.removal_table(rows)], lines, as_json)
 
 
-def _show(
-    file: Path,
-    rows: list[dict[str, Any]],
-    tables: Sequence[Any],
-    lines: Mapping[str, object],
-    as_json: bool,
-) -> None:
-    """Write rows as CSV, and print them as JSON, or the tables and the lines that aren't empty."""
+def _write_csv(file: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows before the page, which needs more of a disk that is full."""
     import pandas as pd
 
     write_atomically(file, pd.DataFrame(rows).to_csv(index=False))
+
+
+def _show(
+    rows: list[dict[str, Any]], tables: Sequence[Any], lines: Mapping[str, object], as_json: bool
+) -> None:
+    """Print rows as JSON, or the tables and the lines that aren't empty."""
     if as_json:
         print_table(rows, as_json)
         return

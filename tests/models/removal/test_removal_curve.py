@@ -1,6 +1,7 @@
 """Orders of removal, curves, and the command."""
 
 import csv
+import errno
 import json
 import sys
 
@@ -11,6 +12,7 @@ from pretend_cuda import DEVICE, PretendCuda
 from torch import nn
 
 import nlbench
+import nlbench.reports
 from nlbench.cli.app import main
 from nlbench.errors import RequestError
 from nlbench.models.removal.curve import (
@@ -193,6 +195,18 @@ def test_command_writes_a_network_that_run_measures(tmp_path, command):
     code, _, error = command("--weights", str(file))
     assert code == 2
     assert "already transformed (remove)" in error
+
+
+def test_curve_is_kept_without_a_page(tmp_path, command, monkeypatch):
+    def fail(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(nlbench.reports, "write_removal", fail)
+    few = ["--by", "depth", "--samples", "32", "--fit-samples", "32"]
+    code, _, error = command(*few, "--out", str(tmp_path / "out"))
+    assert code == 2
+    assert "No space left" in error
+    assert (tmp_path / "out" / "curve.csv").read_text().startswith("removed,")
 
 
 def test_printed_fractions_are_percentages(tmp_path, command):
