@@ -119,7 +119,7 @@ def test_hulls_and_blocks_change_no_count(monkeypatch):
 
 
 def test_path_pieces_add_up_over_segments():
-    square = torch.tensor([[-1.0], [1.0], [3.0], [-1.0]])
+    square = torch.tensor([[-1.0], [1.0], [3.0], [-2.0]])
     run = nlbench.evaluate(
         nn.ReLU(), square, "pieces", settings={"lines.paths": "pairs", "lines.method": "exact"}
     )

@@ -198,7 +198,7 @@ BAD_INPUTS = [
     ("run --weights *.pt", "--weights: no file matches '*.pt'"),
     ("run --out=", "--out: expected a folder's name"),
     (f"run --out {'x' * 300}", "File name too long"),
-    ("run --samples 2", "need 4 samples, there are 2"),
+    ("run --samples 2 --set lines.number=5", "need 5 samples, there are 2"),
     ("run --samples x", "--samples: expected a whole number, got 'x'"),
     ("run --timeout soon", "--timeout: expected a number, got 'soon'"),
     ("run --threads 100000", "--threads: 100000 is out of bounds, expected 1 to 1024"),

@@ -205,7 +205,7 @@ def test_too_large_paths_are_refused():
 
 def test_measures_without_images_name_the_option_to_set():
     subject = Subject(nn.ReLU(), torch.rand(8, 5), None, {})
-    one_pass = Pass(subject, "lines", lines(), Resources(torch.device("cpu")))
+    one_pass = Pass(subject, "lines", lines(paths="closed"), Resources(torch.device("cpu")))
     (outcome,) = one_pass.observe([(AbsoluteDeviation, {}, "")])
     assert outcome.result.status == "undefined"
     assert "set lines.paths=pairs or random" in outcome.result.reason
