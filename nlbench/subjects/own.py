@@ -160,11 +160,15 @@ class ImportedFile:
         sys.path[:0] = map(str, self.source.roots)
         # A file that parses its arguments gets none, instead of those of nlbench.
         sys.argv = [str(self.source.file)]
+        # Python takes bytecode for that of a source of the same size and second.
+        writes_none = sys.dont_write_bytecode
+        sys.dont_write_bytecode = True
         importlib.invalidate_caches()
         try:
             yield
         finally:
             sys.argv = arguments
+            sys.dont_write_bytecode = writes_none
             roots = list(map(str, self.source.roots))
             new = {n: m for n, m in list(sys.modules.items()) if before.get(n) is not m}
             # Found before any is removed: the path of a namespace package depends on its parent.
