@@ -169,9 +169,10 @@ class SourceFile:
         return sorted(files)
 
     def named_files(self) -> set[str]:
-        """Return the absolute paths of files and folders that strings in the own files name.
+        """Return the absolute paths of files that strings in the own files name.
 
-        They are looked up next to the file with the string, and in the current folder.
+        They are looked up next to the file with the string, and in the current folder. Files of
+        runs, which change with every run, don't count.
         """
         files: set[str] = set()
         for file in self.own_files():
@@ -179,10 +180,8 @@ class SourceFile:
             for text in _texts(_read(file)) if file.suffix == ".py" else ():
                 for folder in folders:
                     path = os.path.abspath(folder / os.path.expanduser(text))  # noqa: PTH100, PTH111
-                    if _is_file(path):
+                    if _is_file(path) and not any(map(_is_run, Path(path).parents)):
                         files.add(path)
-                    elif Path(path).is_relative_to(folder) and path != str(folder):
-                        files |= {os.path.join(path, "")} if os.path.isdir(path) else set()  # noqa: PTH112, PTH118
         return files
 
     def fingerprint(self) -> str:
@@ -295,6 +294,10 @@ def _read(file: Path) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise RequestError(f"can't read {file}: {error.strerror}") from error
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "manifest.json").is_file() and (folder / "cells").is_dir()
 
 
 @lru_cache(maxsize=256)

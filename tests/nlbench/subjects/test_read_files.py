@@ -85,6 +85,15 @@ def test_changed_files_of_networks_are_measured_again(folder, kind):
     assert len(list((folder / "run" / "superseded").iterdir())) == 1
 
 
+def test_outputs_of_runs_are_no_inputs(folder):
+    names = "NAMES = 'run', 'run/scores.csv', HERE / 'run' / 'manifest.json'\n"
+    (folder / "my_net.py").write_text(HEAD + names + NET.format(shift=0.5))
+    for _ in range(3):
+        run, _ = measure()
+    assert not run.manifest.get("superseded")
+    assert not (folder / "run" / "superseded").exists()
+
+
 def test_constants_of_files_are_read_again(folder):
     text = HEAD + "SHIFT = json.loads(Path('shift.json').read_text())\n"
     (folder / "my_net.py").write_text(text + NET.format(shift="SHIFT"))
