@@ -234,18 +234,20 @@ class Comparison:
             if math.isnan(d.second.value) and math.isfinite(d.first.value):
                 yield f"{where}: no longer has a value: {d.note}"
             elif math.isfinite(d.change):
-                moved = relative_change(d.first, d.second) if parts["percent"] else d.estimate
-                # A change fulfils the condition if it exceeds the bound in this orientation.
-                size = sign * (moved.value if is_signed else abs(moved.value))
-                tested.append((d, where, moved, replace(moved, value=size)))
-        excesses = [oriented.excess(sign * bound) for *_, oriented in tested]
+                direction = 1 if is_signed or d.change >= 0 else -1
+                margin = _margin(d, direction * bound, is_relative=bool(parts["percent"]))
+                # A change fulfils the condition if its margin is positive in this orientation.
+                oriented = replace(margin, value=sign * direction * margin.value)
+                tested.append((d, where, oriented))
+        excesses = [oriented.excess() for *_, oriented in tested]
         clear = exceeding(excesses, [oriented.degrees for *_, oriented in tested])
-        for index, (d, where, moved, oriented) in enumerate(tested):
+        for index, (d, where, oriented) in enumerate(tested):
             excess = excesses[index]
-            is_unknown = math.isnan(excess) and oriented.value > sign * bound
+            is_unknown = math.isnan(excess) and oriented.value > 0
             if is_unknown or (clear[index] and excess > 0):
                 text = d.estimate.text
                 if parts["percent"]:
+                    moved = relative_change(d.first, d.second)
                     text = f"{percentage(moved.value, moved.error)} ({text})"
                 note = ", error unknown" if is_unknown else ""
                 yield f"{where}: {text}{note} ({condition.strip()})"
@@ -386,6 +388,16 @@ def _matching(
     if not chosen:
         raise RequestError(f"--fail-if: {missing} matches '{pattern}'{nearest(pattern, names)}")
     return [d for d in differences if getattr(d, field) in chosen]
+
+
+def _margin(d: Difference, step: float, *, is_relative: bool) -> Change:
+    """Return the change beyond a step, which may be a fraction of the first value.
+
+    Unlike a ratio, a multiple of the first value has a good error even if that value is near 0.
+    """
+    if not is_relative:
+        return replace(d.estimate, value=d.change - step)
+    return change(d.first.scaled(1 + math.copysign(step, step * d.first.value)), d.second)
 
 
 def _print_lines(console: Console, texts: Sequence[str], noun: str, indent: str = "") -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -63,6 +64,15 @@ class Estimate:
     def text(self) -> str:
         """The formatted value with its error."""
         return "–" if math.isnan(self.value) else plus_minus(self.value, self.error)
+
+    def scaled(self, factor: float) -> Self:
+        """Return a multiple of the estimate, with the same key."""
+        return replace(
+            self,
+            value=factor * self.value,
+            replicates=tuple(factor * replicate for replicate in self.replicates),
+            numerical_error=abs(factor) * self.numerical_error,
+        )
 
 
 def interval(value: float, error: float, degrees: float) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from nlbench.cli.app import app
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
 from nlbench.reports import compare
-from nlbench.reports.compare import check_comparison_file, compare_runs, compare_scores
+from nlbench.reports.compare import Comparison, check_comparison_file, compare_runs, compare_scores
 from nlbench.reports.exports import read_csv
 from nlbench.reports.panels import dumbbell_figure
 from nlbench.reports.tables import MeasureInfo, Score
@@ -247,6 +247,42 @@ def test_percentages_are_of_the_first_value(before):
     shares = sorted(200.0 / d.first.value for d in comparison.differences if d.measure == "absdev")
     for count, bound in [(3, 0.9 * shares[0]), (0, 1.5 * shares[2])]:
         assert len(comparison.broken([f"absdev > {bound:.6f}%"])) == count
+
+
+def around(value, error):
+    """An estimate with a given standard error, whose replicates alternate around the value."""
+    step = error / math.sqrt(7)
+    return Score(value, (value - step, value + step) * 4, unit="samples", status="ok")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "condition", "holds"),
+    [
+        (around(0.0, 0.01), around(0.001, 0.01), "r2 > 5%", False),
+        (around(0.0, 0.01), around(0.5, 0.01), "r2 > 5%", True),
+        (around(0.001, 0.01), around(0.5, 0.01), "r2 > 5%", True),
+        (around(-0.001, 0.01), around(0.5, 0.01), "r2 > +5%", True),
+        (around(-0.001, 0.01), around(0.5, 0.01), "r2 < -5%", False),
+        (around(0.001, 0.01), around(0.0, 0.01), "r2 > 5%", False),
+        (around(-1.0, 0.001), around(-1.1, 0.001), "r2 < -5%", True),
+        (around(-1.0, 0.001), around(-1.1, 0.001), "r2 < -15%", False),
+        (around(-1.0, 0.001), around(-0.9, 0.001), "r2 > +5%", True),
+        (around(1.0, 0.001), around(-1.0, 0.001), "r2 < -150%", True),
+        (around(1.0, 0.001), around(1.01, 0.001), "r2 < 5%", True),
+    ],
+)
+def test_percentages_of_values_near_zero(first, second, condition, holds):
+    difference = compare_scores("vgg8", "r2", first, second)
+    comparison = Comparison(("a", "b"), (difference,), (), (), {"r2": MeasureInfo()})
+    assert bool(comparison.broken([condition])) == holds
+
+
+def test_replicates_of_zero_leave_a_percentage_its_error():
+    first = Score(0.01, (0.0, *[0.0114] * 7), "samples", "samples", status="ok")
+    second = Score(0.011, (0.002, *[0.012] * 7), "samples", "samples", status="ok")
+    difference = compare_scores("vgg8", "accuracy", first, second)
+    comparison = Comparison(("a", "b"), (difference,), (), (), {"accuracy": MeasureInfo()})
+    assert comparison.broken(["accuracy > 5%"]) == []
 
 
 @pytest.mark.parametrize(
