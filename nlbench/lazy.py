@@ -63,8 +63,8 @@ def fast_imports() -> Iterator[None]:
     try:
         yield
     finally:
-        # Excluded objects aren't freed at exit, for which Triton's bindings print a page of warnings.
-        # ``torch.compile`` and some derivatives load Triton.
+        # Excluded objects aren't freed at exit, and Triton's bindings warn of each one of theirs.
+        # `torch.compile` and some derivatives load Triton.
         if "triton" not in sys.modules:
             gc.freeze()
         gc.enable()
