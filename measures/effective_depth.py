@@ -221,4 +221,5 @@ class EffectiveDepth(SampleMeasure):
         """Return the depths, with the cost after each removal."""
         result = super().compute()
         terms = [torch.cat(column) for column in zip(*self._batches, strict=True)]
-        return replace(result, parts=self._costs(terms))
+        # A whole number is often the same without any group, but not for other samples.
+        return replace(result, parts=self._costs(terms), replicates=())

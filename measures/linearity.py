@@ -426,10 +426,14 @@ class _LeftOutSums(LeftOut):
                 elif len(members) > 1:
                     rest = held_out.minus(groups[left_out])
                     errors[left_out] += rest.squared_errors(fit_of_others)
-        return tuple(
-            1 - error / total.minus(groups[left_out]).centered()[2].sum().item()
-            for left_out, error in errors.items()
-        )
+        limit = total.n * EPSILON * total.centered()[2].sum().item()
+        replicates = []
+        for left_out, error in errors.items():
+            squares = total.minus(groups[left_out]).centered()[2].sum().item()
+            if squares <= limit:  # rounding errors of equal outputs
+                raise Undefined("constant output")
+            replicates.append(1 - error / squares)
+        return tuple(replicates)
 
 
 def group_bytes(inputs: int, outputs: int) -> int:

@@ -143,7 +143,7 @@ class SiteReplicates:
         return self._guard(state.replicates) or () if self._is_defined and state else ()
 
     def remark(self) -> str:
-        """Return the reason why there is no standard error, if it is worth a remark."""
+        """Return the reason why there is no standard error, if it is known."""
         return f"no standard error: {self._reason}" if self._reason else ""
 
     def _add(self, observation: SiteBatch) -> None:
@@ -157,9 +157,10 @@ class SiteReplicates:
         try:
             with self._unchanged_random_state():
                 return compute()
-        except (NoReplicates, Undefined, NotFinite) as error:
-            # Fewer samples may have no value, which is no reason for a remark.
-            self._reason = str(error) if isinstance(error, NoReplicates) else ""
+        except NoReplicates as error:
+            self._reason = str(error)
+        except (Undefined, NotFinite) as error:
+            self._reason = f"without a group of samples: {error}"
         except Exception as error:  # Plugins may raise any exception for fewer samples.
             kind = type(error).__name__
             self._reason = f"{kind} without a group of samples: {first_line(error)}"

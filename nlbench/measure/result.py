@@ -23,6 +23,9 @@ Status = Literal["ok", "undefined", "skipped", "failed"]
 MIN_DEFINED_FRACTION = 0.5
 """Minimum fraction of places with a value for a result to have a summary."""
 
+LIMIT_TOLERANCE = 1e-5
+"""Spread of replicates, relative to their distance from the value, up to which they are equal."""
+
 Parts = Mapping[str, Sequence[float] | Mapping[str, float]]
 """Components of each statistic, in order or by name."""
 
@@ -32,14 +35,20 @@ def _plain(statistics: Mapping[str, float]) -> dict[str, float]:
     return {str(name): float(number) for name, number in statistics.items()}
 
 
-def _single_precision(replicates: Iterable[float]) -> tuple[float, ...]:
+def _valid_replicates(replicates: Iterable[float], value: float | None) -> tuple[float, ...]:
     """Round replicates to nine significant digits, enough to tell apart numbers of 32 bits.
 
-    If one isn't finite, there are none.
+    If one isn't finite, there are none. Nor are there if they agree with each other but not with
+    the value, as those of a measure that is at its limit with fewer samples: any two samples have a
+    CKA of 1.
     """
     numbers = tuple(map(float, replicates))
-    if not all(map(math.isfinite, numbers)):
+    if not numbers or not all(map(math.isfinite, numbers)):
         return ()
+    if value is not None and abs(numbers[0] - value) > LIMIT_TOLERANCE * abs(value):
+        spread = max(numbers) - min(numbers)
+        if spread < LIMIT_TOLERANCE * abs(numbers[0] - value):
+            return ()
     return tuple(float(f"{number:.9g}") for number in numbers)
 
 
@@ -110,7 +119,8 @@ class Value:
         object.__setattr__(self, "statistics", _plain(self.statistics))
         object.__setattr__(self, "reason", one_line(self.reason) if self.reason else "")
         object.__setattr__(self, "parts", _plain_parts(self.parts))
-        object.__setattr__(self, "replicates", _single_precision(self.replicates))
+        replicates = _valid_replicates(self.replicates, self.statistics.get("value"))
+        object.__setattr__(self, "replicates", replicates)
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -183,7 +193,8 @@ class Result:
         object.__setattr__(self, "summary", _plain(self.summary))
         object.__setattr__(self, "reason", one_line(self.reason) if self.reason else "")
         object.__setattr__(self, "parts", _plain_parts(self.parts))
-        object.__setattr__(self, "replicates", _single_precision(self.replicates))
+        replicates = _valid_replicates(self.replicates, self.summary.get("value"))
+        object.__setattr__(self, "replicates", replicates)
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -258,6 +258,28 @@ def test_value_undefined_without_a_group_has_no_error():
     result = nlbench.evaluate(network(), samples(), [large], settings={"sites.batch": 20})["large"]
     assert result.status == "ok"
     assert result.error is None
+    assert result.values[0].reason == "no standard error: without a group of samples: too few"
+
+
+@pytest.mark.parametrize("measure", ["r2", "cka", "linearity", "affinity"])
+def test_relu_dead_without_a_group_has_no_error(measure):
+    inputs = samples().clamp(-2, 2)
+    inputs[5, 0] = 4.0
+    model = nn.Sequential(nn.Linear(6, 1), nn.ReLU(), nn.Linear(1, 2)).eval()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(6)[:1])
+        model[0].bias.fill_(-3.0)
+    (value,) = nlbench.evaluate(model, inputs, [measure])[measure].values
+    assert value.status == "ok"
+    assert value.error is None
+    assert value.reason == "no standard error: without a group of samples: constant output"
+
+
+@pytest.mark.parametrize("measure", ["cka", "affinity", "effective-rank", "linearity"])
+def test_three_samples_have_no_error_of_zero(measure):
+    result = nlbench.evaluate(network(), samples()[:3], [measure])[measure]
+    assert result.status == "ok"
+    assert result.error != 0
 
 
 @pytest.mark.parametrize("memory", [6000, 12_000])

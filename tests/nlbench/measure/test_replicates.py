@@ -91,3 +91,16 @@ def test_replicates_are_rounded():
         0.333333333,
         6.66666667e-31,
     )
+
+
+@pytest.mark.parametrize("part", [Value, Result])
+def test_replicates_at_a_limit_are_dropped(part):
+    def replicates(value, numbers):
+        statistics = {"value": value}
+        args = ("a", statistics) if part is Value else (statistics,)
+        return part(*args, replicates=numbers).replicates
+
+    assert replicates(0.966, (1.0, 1.0, 1.0 - 1e-8)) == ()
+    assert replicates(1.0, (1.0, 1.0, 1.0)) == (1.0, 1.0, 1.0)
+    assert replicates(0.1 + 0.2, (0.3, 0.3, 0.3)) == (0.3, 0.3, 0.3)
+    assert len(replicates(0.966, (1.0, 0.99, 1.0))) == 3
