@@ -202,7 +202,8 @@ LADDERS: Mapping[str, Ladder] = {
         _constructed("sine", "function", (1, 2, 3, 4), "interval/-1:1", 4, is_affine=False),
         _constructed("product", "", (1, 2, 3, 4), kind="regime"),
         _constructed("spiral", "function", (0, 0.125, 0.25, 0.5)),
-        _constructed("zigzag", "function", (0, 1, 2, 4, 8), "interval/-1:1", 4),
+        # Affine on the samples, but with a kink at the end of their interval.
+        _constructed("zigzag", "function", (0, 1, 2, 4, 8), "interval/-1:1", 4, is_affine=False),
         _constructed("tents", "function", (0, 1, 2, 3, 4), "interval/0:1", 4),
         _trained("fitted", _amounts("sine", (1, 2, 3), FITTED), data="curves", question="function"),
         _constructed("residual", "network", (0, 0.1, 0.25, 0.5, 1), is_affine=False),
@@ -216,7 +217,7 @@ LADDERS: Mapping[str, Ladder] = {
         _trained("omega", _amounts("omega", (0.01, 0.003, 0.001, 0.0003, 0))),
         _constructed("sums", "pairs", (0, 0.5, 1), is_affine=False),
         _constructed("wiggle", "pairs", (0, 0.5, 1)),
-        _constructed("tent", "pairs", (0, 5), "interval/0:1", 1, seeds=TENT_SEEDS),
+        _constructed("tent", "pairs", (0, 5), "interval/0:1", 1, seeds=TENT_SEEDS, is_affine=False),
         *(_regime(kind, name) for kind in ("gain", "depth") for name in ACTIVATIONS),
         _trained("noise", [_PLAIN, *_amounts("noise", (0.1, 0.2, 0.3, 0.4))], "published"),
         _trained(

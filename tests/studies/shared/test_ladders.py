@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+import torch
 
 from nlbench import registry
 from nlbench.studies.framework import Context
@@ -27,6 +28,18 @@ def test_rungs_are_distinct_and_ordered():
     for ladder in LADDERS.values():
         assert len(ladder.seeds) >= 5
         assert (ladder.question in QUESTIONS) == (ladder.kind == "planted")
+
+
+AFFINE = [ladder for ladder in LADDERS.values() if ladder.is_affine and not ladder.is_trained]
+
+
+@pytest.mark.parametrize("ladder", AFFINE, ids=lambda ladder: ladder.name)
+def test_affine_rungs_are_affine_beyond_the_samples(ladder):
+    shape = int(ladder.settings[f"{ladder.data.partition('/')[0]}.shape"])
+    network = registry.load("models", ladder.rungs[0].model)(input_shape=(shape,))
+    x, y = 3 * torch.randn(2, 32, shape)
+    mean = (network(x) + network(y)) / 2
+    torch.testing.assert_close(network((x + y) / 2), mean, rtol=1e-4, atol=1e-4)
 
 
 def test_an_order_of_all_networks_can_be_significant():
