@@ -1,14 +1,15 @@
 """Update the tables of docs/studies.md and docs/benchmark.md from the studies and their verdicts.
 
 With a folder of studies that ran in full, as in ``python docs/list_studies.py runs/studies``, their
-verdicts replace earlier ones in docs/studies/verdicts.csv first, and the tables and the figure of
-the benchmark of measures those in docs/benchmark and the results that ship. Tables that the page
-quotes in full are copied to docs/studies.
+verdicts replace earlier ones in docs/studies/verdicts.csv first, with the day of their measurement,
+and the tables and the figure of the benchmark of measures those in docs/benchmark and the results
+that ship. Tables that the page quotes in full are copied to docs/studies.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 import sys
 from collections import Counter
@@ -35,7 +36,6 @@ LADDERS = ("trained-ladders", "held-out-ladders")
 CONFIRMED = [
     ("noise", "Networks of wrong labels deviate more than those of clean ones"),
     ("ranking", "Deviation rises with the share of wrong labels"),
-    ("test-error", "Networks that deviate more have the larger test error"),
 ]
 NOT_CONFIRMED = [
     ("paired", "Density of noise 0.4 is above that of clean on almost no paths"),
@@ -81,15 +81,16 @@ def count_table() -> str:
     ]
     for name in dict.fromkeys(row["study"] for row in verdicts):
         rows.append(_counts(f"`{name}`", [row for row in verdicts if row["study"] == name]))
-    return _table(["study", *WORDS], rows)
+    return _table(["study", *WORDS, "measured"], rows)
 
 
 def _counts(name: str, verdicts: Sequence[dict[str, str]]) -> list[str]:
-    """Return a row with the number of verdicts by answer."""
+    """Return a row with the number of verdicts by answer, and the day of the oldest one."""
     counts = Counter(
         WORDS[3] if row["agrees"].startswith("needs") else row["agrees"] for row in verdicts
     )
-    return [name, *(str(counts[word] or "") for word in WORDS)]
+    day = min(row["measured"] for row in verdicts)
+    return [name, *(str(counts[word] or "") for word in WORDS), day]
 
 
 def verdict_table() -> str:
@@ -170,6 +171,8 @@ def copy_verdicts(studies: Path) -> None:
     with (studies / "verdicts.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.pop("version") == "full"]
     names = {row["study"] for row in rows}
+    for row in rows:
+        row["measured"] = _day(studies / row["study"])
     rows = sorted(
         [*rows, *(row for row in _verdicts() if row["study"] not in names)],
         key=lambda row: row["study"],
@@ -180,13 +183,23 @@ def copy_verdicts(studies: Path) -> None:
         writer.writerows(rows)
 
 
+def _day(study: Path) -> str:
+    """Return the day on which the newest run of a study began."""
+    runs = [json.loads(file.read_text(encoding="utf-8")) for file in study.glob("*/manifest.json")]
+    return max((str(run["created"])[:10] for run in runs), default="")
+
+
 def copy_tables(study: Path, target: Path) -> None:
-    """Copy the tables of a study to a folder, in place of its tables."""
+    """Copy the tables of a study to a folder, in place of its tables.
+
+    Verdicts stand in one file only.
+    """
     target.mkdir(parents=True, exist_ok=True)
     for table in target.glob("*.csv"):
         table.unlink()
     for table in study.glob("*.csv"):
-        shutil.copy(table, target)
+        if table.name != VERDICTS.name:
+            shutil.copy(table, target)
 
 
 def copy_benchmark(study: Path) -> None:

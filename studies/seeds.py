@@ -20,8 +20,8 @@ from nlbench.store.run import Run
 from .correlations import NAMES, OTHERS
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, draw_signature_map, page_figure
-from .framework.trends import MIN_NETWORKS
-from .framework.verdicts import in_most_networks, mean_and_spread, ordered, range_text
+from .framework.trends import MIN_NETWORKS, deviation_interval
+from .framework.verdicts import below, in_most_networks, mean_and_spread, ordered, range_text
 from .shared.classical_scaling import scale_to_plane
 from .shared.linear_regions import RECIPES, shipped_networks
 from .shared.linearised_networks import linearise, original_network
@@ -162,14 +162,16 @@ def _is_steady(means: pd.DataFrame) -> Verdict:
     ours = means[means.network == "vgg8"]["mean"]
     others = means[means.network != "vgg8"].groupby("network")["mean"].mean()
     gap = float((others - ours.mean()).abs().min())
-    spread = float(ours.std())
+    low, high = deviation_interval(ours)
+    is_known = means.network.value_counts().min() >= MIN_NETWORKS
     return Verdict(
         "VGG8's mean score hardly depends on the seed",
         "robust to the seed",
-        f"{ours.mean():.3f} ± {spread:.3f} over {len(ours)}",
-        ordered(spread, gap / 2) if means.network.value_counts().min() >= MIN_NETWORKS else None,
-        f"hardly: ± is less than half of the distance, {gap:.3f}, to the nearest mean score of "
-        f"another architecture; at least {MIN_NETWORKS} networks of each",
+        f"{ours.mean():.3f} ± {ours.std():.3f} ({low:.3f} to {high:.3f}) over {len(ours)}",
+        below((low, high), gap / 2) if is_known else None,
+        "hardly: the 95% interval of the standard deviation is below half of the distance, "
+        f"{gap:.3f}, to the nearest mean score of another architecture; at least {MIN_NETWORKS} "
+        "networks of each",
     )
 
 

@@ -155,6 +155,26 @@ def network_interval(values: ArrayLike) -> Interval:
     return float(array.mean()) - half, float(array.mean()) + half
 
 
+def deviation_interval(values: ArrayLike) -> Interval:
+    """Compute the 95% interval for the standard deviation over networks, for normal values.
+
+    It is NaN for fewer than three networks.
+
+    Examples
+    --------
+    >>> low, high = deviation_interval([4.4, 3.6, 3.6])
+    >>> round(low, 2), round(high, 2)
+    (0.24, 2.9)
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if len(array) < MIN_NETWORKS:
+        return math.nan, math.nan
+    freedom = len(array) - 1
+    quantiles = stats.chi2.ppf([1 - SIGNIFICANCE / 2, SIGNIFICANCE / 2], freedom)
+    low, high = array.std(ddof=1) * np.sqrt(freedom / quantiles)
+    return float(low), float(high)
+
+
 def mean_correlation(values: ArrayLike) -> Correlation:
     """Average correlations over networks by Fisher's transform, with a 95% t interval.
 

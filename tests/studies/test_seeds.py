@@ -35,4 +35,6 @@ def test_verdicts_follow_spread_and_distance():
     assert answers(moved=0.0)[3] is not True
     assert answers(step=0.1, moved=0.0)[3] is False
     assert answers(step=0.1)[0] is False
+    # The deviation is a bit less than half of the distance: six networks can't tell.
+    assert answers(step=0.04)[0] is None
     assert answers(others=2)[:2] == [None, None]

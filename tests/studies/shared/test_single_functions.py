@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from made_records import with_numbers
+from made_signatures import make_signatures
 from torch import nn
 
 from nlbench import registry
@@ -145,7 +146,27 @@ def test_pooling_keeps_score_of_many_channels_only(tmp_path, monkeypatch):
     assert answers(study, same)[-1] is True
 
 
-def test_batch_size_moves_scores_and_keeps_signatures_shape(tmp_path):
+def batch_size_answers(shift, networks=3):
+    base = np.linspace(0.5, 0.9, 7)
+    rng = np.random.default_rng(0)
+    runs = {}
+    for size, moved in (("128", 0.0), ("512", shift)):
+        values = {
+            ("vgg8", "file", "digits", seed): base * (1 + moved) + rng.normal(0, 1e-3, 7)
+            for seed in range(networks)
+        }
+        runs[size] = make_signatures(values)
+    return answers(registry.load("studies", "batch-size")(), runs)
+
+
+def test_batch_size_is_decided_by_several_networks():
+    assert batch_size_answers(0.0) == [True, True]
+    assert batch_size_answers(0.1) == [True, False]
+    assert batch_size_answers(0.1, networks=1) == [None, None]
+
+
+def test_batch_size_is_measured_on_the_bundled_network(tmp_path):
     study, runs = study_of("batch-size", tmp_path)
-    assert answers(study, runs) == [True, False]
-    assert answers(study, {"128": runs["128"], "512": runs["128"]}) == [True, True]
+    verdicts = study.analyse(runs).verdicts
+    assert [verdict.word for verdict in verdicts] == ["needs 3 networks"] * 2
+    assert float(verdicts[0].ours.split()[2]) > 0.9
