@@ -14,8 +14,10 @@ from nlbench.probes.sites.sites_observation import observe_sites, refuse_undefin
 
 from .segments import Segment, points_at
 
-POINTS_PER_BATCH = 8
-"""Number of points run at a time, small enough for the outputs of all sites to stay in cache."""
+MIN_BATCH = 8
+MAX_BATCH = 256
+BATCH_VALUES = 2**16
+"""Number of points run at a time, and of their outputs at all sites, which stay in cache."""
 FIRST_STEPS = 64
 MAX_STEPS = 1024
 """Numbers of steps of the coarsest and finest grids from which lengths are extrapolated."""
@@ -49,6 +51,7 @@ class SegmentImage:
         self._memory = memory
         self._start, self._end = (x.detach().double() for x in ends)
         self._may_use_float32 = may_use_float32
+        self._midpoints: dict[torch.dtype, dict[str, Tensor]] = {}
 
     @cached_property
     def lengths(self) -> Mapping[str, float]:
@@ -107,25 +110,30 @@ class SegmentImage:
                 by_stride[i] += steps.sum().item()
                 last[key] = y[-1:].clone()
 
-        self._observe(dtype, torch.split(t, POINTS_PER_BATCH), add)
+        values = sum(output.numel() for output in self._at_midpoint(dtype).values())
+        batch = max(MIN_BATCH, min(MAX_BATCH, BATCH_VALUES // max(1, values)))
+        self._observe(dtype, torch.split(t, batch), add)
         return lengths
 
     @cached_property
     def _rounding(self) -> dict[str, float]:
         """Distance between the float32 and float64 outputs at the segment's midpoint, by site."""
-        outputs: dict[torch.dtype, dict[str, Tensor]] = {}
-        for dtype in (torch.float32, torch.float64):
-            outputs[dtype] = {}
-
-            def add(batch: SiteBatch, into: dict[str, Tensor] = outputs[dtype]) -> None:
-                into[batch.place] = batch.y.double()
-
-            self._observe(dtype, [self._start.new_full((1,), 0.5)], add)
-        single, double = outputs.values()
+        single, double = (self._at_midpoint(dtype) for dtype in (torch.float32, torch.float64))
         return {
             name: float(torch.dist(single[name], double[name]))
             for name in single.keys() & double.keys()
         }
+
+    def _at_midpoint(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return each site's output at the segment's midpoint."""
+        if dtype not in self._midpoints:
+            outputs = self._midpoints[dtype] = {}
+
+            def add(batch: SiteBatch) -> None:
+                outputs[batch.place] = batch.y.double()
+
+            self._observe(dtype, [self._start.new_full((1,), 0.5)], add)
+        return self._midpoints[dtype]
 
     def _observe(
         self, dtype: torch.dtype, parts: Sequence[Tensor], add: Callable[[SiteBatch], None]

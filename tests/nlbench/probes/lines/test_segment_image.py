@@ -75,7 +75,8 @@ def test_batches_do_not_change_lengths(batch, monkeypatch):
     network = partial(typed_copy, nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 2)))
     ends = torch.randn(2, 3).unbind()
     expected = SegmentImage(network, ends, None, False, None).lengths
-    monkeypatch.setattr(segment_image, "POINTS_PER_BATCH", batch)
+    monkeypatch.setattr(segment_image, "MIN_BATCH", batch)
+    monkeypatch.setattr(segment_image, "MAX_BATCH", batch)
     assert SegmentImage(network, ends, None, False, None).lengths == pytest.approx(expected)
 
 
