@@ -25,7 +25,15 @@ from nlbench.parsers import unique
 from nlbench.store.run import Run
 
 from .environment import Table, check_suffix, is_replaceable, render, write_text
-from .estimates import Change, Estimate, change, exceeding, relative_change
+from .estimates import (
+    Change,
+    Estimate,
+    all_exceed,
+    change,
+    contrast_error,
+    exceeding,
+    relative_change,
+)
 from .exports import markdown_table, to_csv
 from .manifest import flatten, iter_settings
 from .tables import MeasureInfo, Measures, NamedRun, Score, TableSubject, read_run
@@ -121,6 +129,17 @@ class Difference:
             text += f"; {changed} of {len(known)} layers"
         return text
 
+    @property
+    def most_changed(self) -> Difference | None:
+        """The place that changed by more than all others, beyond the error; None if unknown."""
+        places = sorted(
+            (place for place in self.places if math.isfinite(place.change)),
+            key=lambda place: -abs(place.change),
+        )
+        margins = [_size_margin(places[0], other) for other in places[1:]]
+        is_clear = all_exceed(margins) and places[0].is_significant
+        return places[0] if is_clear else None
+
     def sentence(self, info: MeasureInfo) -> str:
         """Describe which places changed, and how the network did.
 
@@ -151,7 +170,7 @@ class Difference:
         if changed and sense and len(signs) == 1:
             parts[0] += f" ({'more' if signs == {sense > 0} else 'less'} nonlinear)"
         if len(changed) > 1:
-            parts.append(f"most {', '.join(named)}")
+            parts.append(f"largest: {', '.join(named)}")
         if math.isfinite(self.change):
             parts.append(f"network {self.ends}, {self.estimate.text}")
         return f"{self.measure}: {'; '.join(parts)}" if parts else ""
@@ -267,8 +286,10 @@ class Comparison:
             print_line(console, "the manifests do not differ")
 
     def _notes(self) -> list[str]:
-        """Return the reasons for missing values, and the cells in only one of the runs."""
-        notes = [f"{d.measure}, {d.subject}: {d.note}" for d in self.differences if d.note]
+        """Return what values depend on, why some are missing, and the cells in only one run."""
+        names = unique(d.measure for d in self.differences)
+        notes = [f"{name} {scale}" for name in names if (scale := self.measures[name].scale)]
+        notes += [f"{d.measure}, {d.subject}: {d.note}" for d in self.differences if d.note]
         return notes + [f"only in {run}: {cell}" for run, cell in self.alone]
 
     def _print_table(self, console: Console) -> None:
@@ -388,6 +409,17 @@ def _matching(
     if not chosen:
         raise RequestError(f"--fail-if: {missing} matches '{pattern}'{nearest(pattern, names)}")
     return [d for d in differences if getattr(d, field) in chosen]
+
+
+def _size_margin(first: Difference, second: Difference) -> Change:
+    """Subtract the sizes of two changes."""
+    terms = []
+    for d, sign in ((first, 1.0), (second, -1.0)):
+        weight = math.copysign(sign, sign * d.change)
+        terms += [(weight, d.second), (-weight, d.first)]
+    value = abs(first.change) - abs(second.change)
+    tolerance = first.estimate.tolerance + second.estimate.tolerance
+    return Change(value, *contrast_error(terms), tolerance)
 
 
 def _margin(d: Difference, step: float, *, is_relative: bool) -> Change:

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nlbench.measure.replicates import combine, difference_error, standard_error, student_quantile
+from nlbench.measure.replicates import combine, standard_error, student_quantile
 
 from .text import plus_minus
 
@@ -172,7 +172,8 @@ def change(before: Estimate, after: Estimate) -> Change:
     """
     largest = max(abs(before.value), abs(after.value))
     tolerance = ROUNDING * largest + before.numerical_error + after.numerical_error
-    return Change(after.value - before.value, *_error(before, after), tolerance)
+    error, degrees = contrast_error([(-1.0, before), (1.0, after)])
+    return Change(after.value - before.value, error, degrees, tolerance)
 
 
 def relative_change(before: Estimate, after: Estimate) -> Change:
@@ -206,14 +207,25 @@ def _is_paired(before: Estimate, after: Estimate) -> bool:
     return len(before.replicates) == len(after.replicates)
 
 
-def _error(before: Estimate, after: Estimate) -> tuple[float, float]:
-    """Return the standard error of a difference and its degrees of freedom."""
-    uncertain = [estimate for estimate in (before, after) if estimate.unit != "exact"]
-    if len(uncertain) < 2:
-        return (uncertain[0].error, uncertain[0].degrees) if uncertain else (0.0, math.inf)
-    paired = _is_paired(before, after)
-    error = difference_error(before.replicates, after.replicates, paired)
-    return _known(error), min(before.degrees, after.degrees)
+def contrast_error(terms: Iterable[tuple[float, Estimate]]) -> tuple[float, float]:
+    """Return the standard error of a weighted sum of estimates and its degrees of freedom.
+
+    The replicates of estimates with the same key are summed one by one; otherwise variances add.
+
+    Examples
+    --------
+    >>> first = Estimate(0.8, (0.7, 0.8, 0.9), "a", "samples")
+    >>> round(contrast_error([(2.0, first)])[0], 3), contrast_error([(1.0, first), (-1.0, first)])
+    (0.231, (0.0, 2))
+    """
+    sums: dict[tuple[object, ...], NDArray[np.float64]] = {}
+    for index, (weight, estimate) in enumerate(terms):
+        if estimate.unit != "exact":
+            # An estimate without a key is paired with none.
+            key = (estimate.key or index, len(estimate.replicates))
+            sums[key] = sums.get(key, 0.0) + weight * np.array(estimate.replicates)
+    errors = [_known(standard_error(replicates.tolist())) for replicates in sums.values()]
+    return math.hypot(*errors), min((len(r) - 1 for r in sums.values()), default=math.inf)
 
 
 def _known(error: float | None) -> float:
@@ -252,6 +264,13 @@ def exceeding(excesses: ArrayLike, degrees: ArrayLike, level: float = LEVEL) -> 
         for each in classes:
             significant |= (sizes > _quantile(each, tail)) & (np.asarray(degrees) == each)
     return significant
+
+
+def all_exceed(changes: Sequence[Change]) -> bool:
+    """Return True if there are changes, and all are positive beyond their errors."""
+    excesses = [each.excess() for each in changes]
+    clear = exceeding(excesses, [each.degrees for each in changes])
+    return bool(changes) and bool(clear.all()) and min(excesses) > 0
 
 
 _BLOCK_ROWS = 256

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from nlbench.errors import one_line
 
 from .agreement import Correlation
-from .estimates import change, exceeding
+from .estimates import all_exceed, change
 from .leaderboard import Row, compared_measures, is_training, sort_measure
 from .population import find_population
 from .remarks import Gap, group_remarks
@@ -51,10 +51,9 @@ def are_clearly_first(cell: Score, names: Sequence[str], sense: int) -> bool:
     """Return True if places are more nonlinear than all others by more than the error."""
     first = [place for place in cell.places if place.name in names]
     others = [p for p in cell.places if p.name not in names and math.isfinite(p.value)]
-    changes = [change(other, place) for place in first for other in others]
-    excesses = [sense * c.excess() for c in changes]
-    clear = exceeding(excesses, [c.degrees for c in changes])
-    return bool(changes) and bool(clear.all()) and min(excesses) > 0
+    return all_exceed(
+        [change(other.scaled(sense), place.scaled(sense)) for place in first for other in others]
+    )
 
 
 def network_findings(row: Row, measures: Measures) -> list[str]:

@@ -52,9 +52,7 @@ class TrainingRun:
             "unit": checkpoint.unit if checkpoint else "",
             "rows": [positions[row.label] for row in rows],
             "steps": [_step(row) for row in rows],
-            "top": {
-                name: places[0].place for name, d in changes.items() if (places := most_changed(d))
-            },
+            "top": {name: top.place for name, d in changes.items() if (top := d.most_changed)},
         }
 
     def _pairs(self, scores: Scores, measure: str) -> list[tuple[Score, Score]]:
@@ -94,7 +92,7 @@ def _difference(measure: str, pairs: Sequence[tuple[Score, Score]]) -> Differenc
     return compare_scores("", measure, first, last)
 
 
-def most_changed(difference: Difference) -> list[Difference]:
+def _by_change(difference: Difference) -> list[Difference]:
     """Return the places whose value differs, largest change first, clear changes before others."""
     places = [d for d in difference.places if math.isfinite(d.change) and d.change]
     return sorted(places, key=lambda d: (not d.is_significant, -abs(d.change)))
@@ -105,7 +103,7 @@ def change_table(changes: Mapping[str, Difference]) -> Table:
     head = ("measure", "place", "from", "to", "difference", "changed")
     rows = []
     for measure, difference in changes.items():
-        for d in (difference, *most_changed(difference)[:3]):
+        for d in (difference, *_by_change(difference)[:3]):
             name = "" if d.place else measure
             texts = (d.first.text, d.second.text, d.estimate.text, d.verdict)
             rows.append((name, d.place or "whole network", *texts))
@@ -119,15 +117,18 @@ def training_findings(training: TrainingRun, scores: Scores) -> Iterator[str]:
     prefix = f"In {training.label}: by" if training.label else "By"
     compared = [name for name in compared_measures(scores.measures) if name in changes]
     for name in compared:
-        clear = [d for d in most_changed(changes[name]) if d.is_significant]
+        clear = [d for d in _by_change(changes[name]) if d.is_significant]
         if clear:
             known = sum(math.isfinite(d.error) for d in changes[name].places)
             noun = scores.measures[name].range_noun
-            text = f"{place_text(clear[0].place)} changed most ({clear[0].estimate.text})"
-            yield (
-                f"{prefix} {name}, {text} between {first} and {last}; "
-                f"{len(clear)} of {known} {noun} changed."
-            )
+            named = [f"{place_text(d.place)} ({d.estimate.text})" for d in clear[:2]]
+            steps = f"between {first} and {last}"
+            text = f"{len(clear)} of {known} {noun} changed"
+            if top := changes[name].most_changed:
+                most = f"{place_text(top.place)} changed most ({top.estimate.text})"
+                yield f"{prefix} {name}, {most} {steps}; {text}."
+            else:
+                yield f"{prefix} {name}, {text} {steps}; largest: {', '.join(named)}."
             break
     clear_texts = []
     unclear = []

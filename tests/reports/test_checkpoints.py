@@ -15,7 +15,7 @@ from nlbench.reports.compare import compare_runs
 from nlbench.reports.findings import findings
 from nlbench.reports.leaderboard import is_training, leaderboard
 from nlbench.reports.page import render_page
-from nlbench.reports.training import change_table, most_changed, training_runs
+from nlbench.reports.training import change_table, training_runs
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_changes_are_paired_by_seed(training):
     scores = scores_of(run.scores, measures)
     [found] = training_runs(leaderboard(scores))
     whole = found.changes(scores)["affinity"]
-    top, *_ = most_changed(whole)
+    top = whole.most_changed
     # The noise of a seed is the same at all steps, so that it is no part of a difference.
     assert (top.place, top.first.unit) == ("net.3", "3 seeds")
     assert top.change == pytest.approx(-0.17)
@@ -111,6 +111,26 @@ def test_changes_are_paired_by_seed(training):
     assert top.is_significant
     assert whole.change == pytest.approx(-0.06)
     assert [d.place for d in found.changes(scores)["absdev"].places] == []
+
+
+def test_changes_alike_within_errors_have_no_largest(conftest):
+    rows = []
+    for epoch in (0, 1):
+        for seed in (0, 1, 2):
+            subject = ("mlp", f"mlp-seed{seed}/epoch{epoch}.pt", "digits", 0)
+            sites = {"net.1": 0.9 - epoch * (0.21 + 0.02 * seed),
+                     "net.3": 0.9 - epoch * (0.26 - 0.02 * seed)}  # fmt: skip
+            rows += conftest.cell_rows(subject, "affinity", sites)
+    scores = scores_of(
+        conftest.frame(rows), conftest.manifest_of(conftest.frame(rows), ["affinity"])["measures"]
+    )
+    board = leaderboard(scores)
+    first, *_ = findings(board, scores, [], {})
+    expected = (
+        "By affinity, 2 of 2 layers changed between epoch 0 and epoch 1; largest: net.3 (−0.24"
+    )
+    assert first.startswith(expected)
+    assert training_runs(board)[0].changes(scores)["affinity"].most_changed is None
 
 
 def test_one_seed_without_replicates_has_no_error(training):

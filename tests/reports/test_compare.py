@@ -241,6 +241,12 @@ def test_missing_numbers_break_any_condition(before):
     assert math.isnan(comparison.frame().set_index("measure").loc["absdev", "second"].iloc[0])
 
 
+def test_measures_that_depend_on_units_are_marked(before):
+    comparison = compare_runs(before, before)
+    assert "absdev grows with the logits" in comparison.markdown()
+    assert "affinity grows" not in comparison.markdown()
+
+
 def test_percentages_are_of_the_first_value(before):
     after = changed(before, "absdev", moved(lambda i: 2.0, 1e-6))
     comparison = compare_runs(before, after)
