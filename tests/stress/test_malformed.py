@@ -1,8 +1,11 @@
-"""Three hundred malformed requests and files: one clear line each, and nothing overwritten."""
+"""Malformed requests and files: one clear line each, and nothing overwritten.
+
+Of each flag's values one or two for each way in which they are read; wording is in
+``nlbench/cli/test_cli.py`` and ``test_bad_inputs.py``.
+"""
 
 import json
 import os
-import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -78,34 +81,26 @@ QUICK = ["--measures", "r2", "--model", "mini", "--weights", "init", "--samples"
 LONG = "x" * 100_000
 NINES = "9" * 5000
 FLAGS = {
-    "--measures": ["", ",", "r3", "[", "zzz*", "?", LONG, "r2;rm", "ü", "../r2", "r2\nr2",
-                   "crooked", "r2\x1b[31m", "absdev,nosuch", "ci[fa"],
-    "--model": ["", "mini3", "[!", "nosuch/*", "/", LONG, "vgg*8*9", "ミニ", " ",
-                "mini/", "timm/", "torchvision/resnet1", f"torchvision/{LONG}"],
-    "--data": ["", "digit", "nosuch*", LONG, "digits/", "digits.size=3"],
-    "--seeds": ["-1", "1.5", "one", "1,,x", "9" * 40, "²", "nan", NINES, "5-1", "1-",
-                "0-999999999", "1-2-3", "0x1", "", ",", "-", "a-b", "1 2"],
-    "--samples": ["-1", "many", "1.5", "9" * 30, "nan", "", NINES, "1_000", "٣"],
-    "--split": ["", "validation", LONG],
-    "--device": ["", "gpu", "cuda:99", "cuda:-1", "cuda:²", "cpu:5", "tpu"],
-    "--precision": ["", "float8", "double", "TF32"],
-    "--set": ["", "x", "=", "r2=1", "r2.=1", ".r2=1", "r2.nosuch=1", "sites.batch=0",
-              "sites.batch=nan", "sites.batch=1e400", "lines.number=3", f"{LONG}.x=1",
-              f"r2.folds={NINES}", f"r2.folds={LONG}", "r2..folds=3",
-              "sites.rows=tokens:²", f"sites.rows=tokens:{NINES}", f"sites.of=spans:{NINES}",
-              "sites.attention=maybe", "r2.folds=\x1b[2J", "=x", "sites=1"],
-    "--sites": ["every:²", f"every:{NINES}", "every:0", "role:x", "knd:relu"],
-    "--rerun": ["", "some", "ALL"],
-    "--timeout": ["0", "-3", "nan", "inf", "soon", "1e300", NINES, "", "1,5"],
-    "--memory": ["", "0", "lots", "-4GB", "1e99GB", "4PB", NINES, "4 GBs", "٤GB", "GB",
-                 "1e3", "1.2.3", "nan"],
-    "--executor": ["", "threads", "process"],
-    "--workers": ["0", "-1", "2", "x", "100000", NINES],
-    "--threads": ["0", "-1", "1.5", "100000", NINES, ""],
+    "--measures": ["", "[", "zzz*", LONG, "r2\nr2", "crooked", "r2\x1b[31m"],
+    "--model": ["", "nosuch/*", LONG, "ミニ", "timm/", f"torchvision/{LONG}"],
+    "--data": ["", "nosuch*", "digits.size=3"],
+    "--seeds": ["-1", "1,,x", "²", NINES, "5-1", "1-", "0-999999999"],
+    "--samples": ["many", "1.5", "nan", "", NINES, "1_000", "٣"],
+    "--split": [LONG],
+    "--device": ["", "gpu", "cuda:99", "cuda:²"],
+    "--precision": ["float8"],
+    "--set": ["x", "r2=1", "r2.nosuch=1", "sites.batch=0", "sites.batch=1e400", f"{LONG}.x=1",
+              f"r2.folds={NINES}", f"sites.rows=tokens:{NINES}", "r2.folds=\x1b[2J"],
+    "--sites": [f"every:{NINES}", "role:x"],
+    "--rerun": ["ALL"],
+    "--timeout": ["-3", "nan", "1e300", "1,5"],
+    "--memory": ["", "lots", "-4GB", "1e99GB", NINES, "٤GB", "nan"],
+    "--executor": ["threads"],
+    "--workers": ["0", "2", NINES],
+    "--threads": ["-1", "100000"],
     "--address": ["tcp://nowhere:1"],
-    "--progress": ["", "loud"],
-    "--weights": ["", "nowhere.pt", "trained", LONG, "a\0b", "*.pt",
-                  "nowhere/*.pt", "[", "/dev/null"],
+    "--progress": ["loud"],
+    "--weights": ["", "nowhere.pt", "trained", LONG, "a\0b", "*.pt", "/dev/null"],
     "--config": ["nowhere.toml", ".", "/dev/zero", LONG, "a\0b"],
     "--out": ["", LONG, "a\0b"],
 }  # fmt: skip
@@ -121,26 +116,16 @@ def test_malformed_flag_leaves_nothing(finished, call, tmp_path, flag, value):
     assert list(tmp_path.iterdir()) == []
 
 
+# What reading the file alone finds is in ``nlbench/test_request.py``.
 TOML = [
-    "measures = [", "=", "measures = r2", "\0", "seeds = 1979-05-27", "samples = nan",
-    "samples = 9999999999999999999999", "nosuch = 1", "[run]\nmeasures = 'r2'",
-    "measures = [['r2']]", "timeout = -1", "memory = 'lots'", "executor = 'x'", "split = ''",
-    "device = 'cuda:77'", "set = []", "[set.r2]\nnosuch = 1", "[set]\n'' = 1", "weights = ['']",
-    "measures = ['zzz*']", "out = ''", "precision = 'x'", "model = 7",
-    f"samples = {NINES}", f"model = '{LONG}'", "set." + "a." * 5000 + "b = 1", "x = " + "[" * 5000,
-    "x = " + "{a=" * 5000, "threads = 100000", "workers = 0", "measures = 'r2'\nmeasure = 'r2'",
-    "[set]\n'a.b' = 1\na.b = 2", "[set.r2]\nfolds = [1]", "[set]\nr2 = 3", "report = 'perhaps'",
-    "seeds = '5-1'", "seeds = []", "seeds = [1.5]", "seeds = {a = 1}", "timeout = inf",
-    "timeout = nan", "memory = true", "memory = 0", "data = {}", "sites = true", "rerun = 3",
-    "address = 'tcp://x:1'", "progress = 'loud'", "split = ['test']", "device = ''", "\x1b = 1",
-    "'\\u001b[2J' = 1", "dry_run = true", "config = 'c.toml'", "samples = -1", "samples = 1.5",
-    "weights = [1]", "weights = []", "model = ['a', ['b']]", "measures = [{a = 1}]",
+    "\0", "measures = [['r2']]", "[set.r2]\nnosuch = 1", "weights = ['']", f"model = '{LONG}'",
+    "x = " + "[" * 5000, "address = 'tcp://x:1'", "'\\u001b[2J' = 1", "config = 'c.toml'",
+    "device = 'cuda:77'", "[set]\n'' = 1",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", TOML)
 def test_malformed_file_of_a_request_is_one_line(finished, call, tmp_path, text):
-    (tmp_path / "c.toml").write_text(text)
     given = "" if "measures" in text else "measures = ['r2']\n"
     (tmp_path / "c.toml").write_text(given + text)
     assert_refused(*call("run", "--config", "c.toml"))
@@ -148,37 +133,23 @@ def test_malformed_file_of_a_request_is_one_line(finished, call, tmp_path, text)
 
 
 def damaged(case, path):
-    state = {"a": torch.zeros(64)}
-    if case.startswith("cut"):
-        save_file(state, path)
-        path.write_bytes(path.read_bytes()[: int(case[3:])])
+    if case == "cut":
+        save_file({"a": torch.zeros(64)}, path)
+        path.write_bytes(path.read_bytes()[:40])
     elif case == "pickle":
-        path.write_bytes(pickle.dumps(Evil()))
-    elif case == "torch pickle":
         torch.save({"x": Evil()}, path)
     elif case == "nan":
         from nlbench_hostile import mini
 
         torch.save({k: v * float("nan") for k, v in mini().state_dict().items()}, path)
     elif case == "other names":
-        save_file(state, path)
+        save_file({"a": torch.zeros(64)}, path)
     elif case == "folder":
         path.mkdir()
-    elif case == "empty":
-        path.write_bytes(b"")
-    elif case == "text":
-        path.write_text("weights go here\n" * 100)
-    elif case == "zip":
-        path.write_bytes(b"PK\x03\x04" + bytes(200))
-    elif case == "header":
-        path.write_bytes((2**62).to_bytes(8, "little") + b"{}")
 
 
-@pytest.mark.parametrize(
-    "case",
-    ["cut1", "cut8", "cut40", "cut100", "pickle", "torch pickle", "nan", "other names", "folder",
-     "empty", "text", "zip", "header"],
-)  # fmt: skip
+# Of each kind one: ``nlbench/subjects/test_refused_weights.py`` has them all.
+@pytest.mark.parametrize("case", ["cut", "pickle", "nan", "other names", "folder"])
 def test_dangerous_checkpoint_is_refused(finished, call, tmp_path, case):
     damaged(case, tmp_path / "w.bin")
     status, error = call("run", *QUICK[:4], "--samples", 8, "--weights", "w.bin", "--out", "r")
@@ -189,30 +160,13 @@ def test_dangerous_checkpoint_is_refused(finished, call, tmp_path, case):
 
 def spoil(case, folder):
     cell = sorted((folder / "cells").glob("*.json"))[0]
-    content = json.loads(cell.read_text())
-    del content["checksum"]
     manifest = folder / "manifest.json"
-    if case.startswith("cut"):
-        cell.write_bytes(cell.read_bytes()[: int(case[3:])])
-    elif case == "newer record":
-        cell.write_text(json.dumps({**content, "format": 99}))
+    if case == "cut":
+        cell.write_bytes(cell.read_bytes()[:50])
     elif case == "newer run":
         manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
-    elif case == "manifest cut":
-        manifest.write_bytes(manifest.read_bytes()[:100])
     elif case == "manifest gone":
         manifest.unlink()
-    elif case == "manifest is a list":
-        manifest.write_text("[]")
-    elif case == "not utf-8":
-        cell.write_bytes(b"\xff\xfe" + cell.read_bytes())
-    elif case == "no reading":
-        del content["result"]
-        cell.write_text(json.dumps(content))
-    elif case == "reading is text":
-        cell.write_text(json.dumps({**content, "result": "fine"}))
-    elif case == "unknown field":
-        cell.write_text(json.dumps({**content, "mood": "good"}))
     elif case == "changed number":
         cell.write_text(cell.read_text().replace('"value": 0.', '"value": 0.1', 1))
     elif case == "cells is a file":
@@ -220,9 +174,8 @@ def spoil(case, folder):
         (folder / "cells").write_text("")
 
 
-CASES = ["cut0", "cut1", "cut50", "cut500", "newer record", "newer run", "manifest cut",
-         "manifest gone", "manifest is a list", "not utf-8", "no reading", "reading is text",
-         "unknown field", "changed number", "cells is a file"]  # fmt: skip
+# Of each kind one: ``nlbench/store/test_run_folder.py`` has them all.
+CASES = ["cut", "newer run", "manifest gone", "changed number", "cells is a file"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -235,30 +188,16 @@ def test_damaged_run_is_refused_and_unchanged(finished, call, tmp_path, case):
 
 
 COMMANDS = [
-    ["list"], ["list", "nonsense"], ["list", ""], ["list", "sites"],
-    ["list", "sites", "--model", ""],
-    ["list", "sites", "--model", "nosuch"], ["list", "measures", "--model", "mini"],
-    ["show", f"small/relu-w{NINES}-d2"],
+    ["list", ""], ["list", "sites", "--model", ""], ["list", "measures", "--model", "mini"],
     ["list", "datasets", "--all"], ["list", "recipes", "--traceable"], ["list", "ops", "extra"],
-    ["list", "models", "--model", "zzz*"], ["list", "models", "--model", ","],
-    ["list", "sites", "--model", "mini", "--data", "nosuch"],
-    ["show"], ["show", ""], ["show", "afinity"], ["show", LONG], ["show", "a\0b"], ["show", "."],
-    ["show", "mini", "--cite"], ["show", "crooked"], ["show", "torchvision/nosuch"],
-    ["report"], ["report", "nowhere"], ["report", "."], ["report", LONG],
-    ["merge"], ["merge", "nowhere", "--out", "x"], ["merge", ".", "--out", "x"],
-    ["train"], ["train", "--model", "mini"], ["train", "--model", "mini", "--out", "w.bin"],
-    ["train", "--model", "nosuch", "--out", "w.safetensors"],
-    ["train", "--model", "mini", "--out", "w.safetensors", "--epochs", "x"],
-    ["train", "--model", "mini", "--out", "w.safetensors", "--epochs", "0"],
-    ["train", "--model", "mini", "--out", "w.safetensors", "--seeds", "5-1"],
-    ["train", "--model", "mini", "--out", "w.safetensors", "--set", "x"],
-    ["train", "--model", "mini", "--out", "w.safetensors", "--label-noise", "2"],
-    ["run", "--nosuch"], ["run", "extra"], ["run", "--samples"], ["run", "--report=maybe"],
-    ["study"], ["study", ""], ["study", ","], ["study", "nosuch"], ["study", LONG],
-    ["check-measure"], ["check-measure", ""], ["check-measure", "nosuch"],
-    ["check-measure", "crooked"], ["check-measure", LONG], ["check-measure", "plain", "r2"],
-    ["nosuch"], ["--nosuch"], [""], [LONG], [f"--{LONG}"], ["run", f"--{LONG}"],
-    ["run", f"-{LONG}=3"], ["rum"], ["lst"],
+    ["list", "models", "--model", "zzz*"], ["list", "sites", "--model", "mini", "--data", "nosuch"],
+    ["show"], ["show", ""], ["show", LONG], ["show", "a\0b"], ["show", "mini", "--cite"],
+    ["show", "crooked"], ["show", f"small/relu-w{NINES}-d2"], ["report"], ["report", "."],
+    ["report", LONG], ["merge"], ["merge", ".", "--out", "x"], ["train"],
+    ["train", "--model", "mini"], ["train", "--model", "nosuch", "--out", "w.safetensors"],
+    ["run", "extra"], ["run", "--samples"], ["run", "--report=maybe"], ["study", ""],
+    ["study", LONG], ["check-measure"], ["check-measure", "crooked"],
+    ["check-measure", "plain", "r2"], [""], [LONG], ["run", f"--{LONG}"], ["run", f"-{LONG}=3"],
 ]  # fmt: skip
 
 
@@ -268,56 +207,41 @@ LINEARIZE = ["linearize", "--model", "mini", "--data", "digits", "--out", "l"]
 STUDY = ["study", "seeds", "--out", "s"]
 CHECK = ["check-measure", "plain"]
 PLANE = ["plane", "mini", "--data", "digits", "--out", "p.png"]
-# Of values that `FLAGS` has for the same kind of flag, one or two.
+# Of values that `FLAGS` has for the same kind of flag, one at the most.
 LATER_FLAGS = [
-    (TRAIN, "--model", ["", "mini,mini2", "*", LONG, "m\0i", "crookednet", "torchvision/"]),
-    (TRAIN, "--out", ["", ".", "w", "w.pt", "a\0.safetensors", "/dev/null/w.safetensors"]),
-    (TRAIN, "--data", ["", "digits,grid", LONG]),
-    (TRAIN, "--recipe", ["", "nosuch", "*"]),
-    (TRAIN, "--weights", ["", "trained", "nowhere.pt", "a\0b", "*.pt", "/dev/null"]),
-    (TRAIN, "--seed", ["-1", "1.5"]),
-    (TRAIN, "--seeds", ["", "0-999999999", "0,1"]),
-    (TRAIN, "--label-noise", ["nan", "-1", "x"]),
-    (TRAIN, "--epochs", ["-1", "1.5", "1" + "0" * 30]),
-    (TRAIN, "--optimizer", ["", "sdg"]),
-    (TRAIN, "--learning-rate", ["0", "nan"]),
-    (TRAIN, "--batch-size", ["0", NINES]),
-    (TRAIN, "--until-train-accuracy", ["2", "nan"]),
-    (TRAIN, "--omega", ["1", "nan"]),
-    (TRAIN, "--checkpoint-every", ["-1", "x"]),
-    (TRAIN, "--checkpoint-epochs", [",", "0", "1.5"]),
-    (TRAIN, "--set", ["", "=", "plain.x=1", "digits.nosuch=1"]),
-    (TRAIN, "--device", ["cuda:99", LONG]),
-    (TRAIN, "--progress", ["loud", LONG]),
-    (REMOVE, "--span", ["", "²", NINES, f"1..{NINES}", "2-1"]),
-    (REMOVE, "--of", ["", LONG, f"spans:{NINES}", "spans:0"]),
-    (REMOVE, "--by", ["", "nosuch", LONG]),
-    (LINEARIZE, "--model", [",", "nosuch", "crookednet"]),
-    (LINEARIZE, "--out", ["", "a\0b"]),
-    (LINEARIZE, "--weights", ["init", "nowhere.pt"]),
-    (LINEARIZE, "--omega", ["", ",", "-1", "1e999"]),
-    (LINEARIZE, "--seeds", ["x", "0-999999999"]),
+    (TRAIN, "--model", ["mini,mini2", "crookednet"]),
+    (TRAIN, "--out", [".", "w.pt", "a\0.safetensors", "/dev/null/w.safetensors"]),
+    (TRAIN, "--data", ["digits,grid"]),
+    (TRAIN, "--recipe", ["*"]),
+    (TRAIN, "--weights", ["trained", "/dev/null"]),
+    (TRAIN, "--seeds", ["0,1"]),
+    (TRAIN, "--epochs", ["1" + "0" * 30]),
+    (TRAIN, "--batch-size", [NINES]),
+    (TRAIN, "--until-train-accuracy", ["2"]),
+    (TRAIN, "--omega", ["nan"]),
+    (TRAIN, "--checkpoint-epochs", [",", "1.5"]),
+    (TRAIN, "--set", ["plain.x=1", "digits.nosuch=1"]),
+    (REMOVE, "--span", ["²", f"1..{NINES}", "2-1"]),
+    (REMOVE, "--of", [f"spans:{NINES}", "spans:0"]),
+    (REMOVE, "--by", [LONG]),
+    (LINEARIZE, "--model", [",", "crookednet"]),
+    (LINEARIZE, "--out", ["a\0b"]),
+    (LINEARIZE, "--weights", ["init"]),
+    (LINEARIZE, "--omega", ["", "-1", "1e999"]),
     (LINEARIZE, "--control", ["randon"]),
-    (LINEARIZE, "--base-recipe", ["", "nosuch"]),
-    (LINEARIZE, "--epochs", ["0"]),
-    (LINEARIZE, "--learning-rate", ["-1"]),
+    (LINEARIZE, "--base-recipe", ["nosuch"]),
     (LINEARIZE, "--slope-rate", ["nan"]),
-    (LINEARIZE, "--set", ["nosuch.x=1", "digits.nosuch=1", "pathlength.nosuch=1"]),
-    (LINEARIZE, "--device", ["gpu"]),
-    (STUDY, "--data", ["digit", "digits"]),
+    (LINEARIZE, "--set", ["pathlength.nosuch=1"]),
+    (STUDY, "--data", ["digits"]),
     (STUDY, "--weights", ["init"]),
-    (STUDY, "--seeds", ["", "0-999999999"]),
-    (STUDY, "--measures", ["", "nosuch", "r2"]),
-    (STUDY, "--workers", ["0", "100000"]),
-    (CHECK, "--set", ["=", "plain.nosuch=1", "r2.folds=3", "nosuch.x=1"]),
-    (PLANE, "--samples", ["", "0,0", "0,1,2,3", "-1,0", "0,x", "0,999999999"]),
-    (PLANE, "--size", ["1", "99999999"]),
+    (STUDY, "--measures", ["r2"]),
+    (STUDY, "--workers", ["0"]),
+    (CHECK, "--set", ["=", "r2.folds=3"]),
+    (PLANE, "--samples", ["", "0,1,2,3", "0,999999999"]),
+    (PLANE, "--size", ["99999999"]),
     (PLANE, "--margin", ["-1", "nan"]),
-    (PLANE, "--precision", ["half"]),
     (PLANE, "--memory", ["0"]),
-    (PLANE, "--seed", ["-1"]),
-    (PLANE, "--split", ["validation"]),
-    (PLANE, "--run", ["nowhere", "a\0b"]),
+    (PLANE, "--run", ["a\0b"]),
 ]  # fmt: skip
 
 
@@ -333,29 +257,18 @@ def test_malformed_command_leaves_nothing(finished, call, tmp_path, arguments):
 
 
 @pytest.mark.parametrize(
-    "condition",
-    [
-        "",
-        "r2",
-        "r2 >",
-        "> 1",
-        "r2 > x",
-        "r2 > 1.2.3",
-        "r2 > .",
-        "r2 > ٣",
-        "r2 > 1e999",
-        "r2 > nan",
-        "r3 > 1",
-        LONG,
-    ],
+    "condition", ["", "r2", "> 1", "r2 > 1.2.3", "r2 > ٣", "r2 > 1e999", "r2 > nan", "r3 > 1", LONG]
 )
 def test_a_malformed_condition_is_one_line(finished, call, condition):
     assert_refused(*call("compare", finished, finished, f"--fail-if={condition}"))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop"])
-@pytest.mark.parametrize("what", ["config", "weights", "image"])
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    [("config", "pipe"), ("config", "loop"), ("weights", "device"), ("weights", "folder"),
+     ("image", "pipe"), ("image", "device")],
+)  # fmt: skip
 def test_special_file_is_refused_without_waiting(finished, call, tmp_path, what, kind):
     place = tmp_path / "images" / "first" / "one.png" if what == "image" else tmp_path / what
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -378,23 +291,13 @@ def test_special_file_is_refused_without_waiting(finished, call, tmp_path, what,
     assert not (tmp_path / "r").exists()
 
 
-class Odd(dict):
-    """A mapping that can't be gone through."""
-
-    def __iter__(self):
-        raise RuntimeError("no such luck")
-
-
 INPUTS = [
-    None, 7, 7.5, "text", b"bytes", object(), print, [], (), {}, [None], [7], ["text"], [[]], [()],
-    [{}], ({},), ([],), (None,), {"x": None}, {"x": [1.0]}, {7: "x"}, range(3), iter(()), {"a"},
-    torch.zeros(()), torch.zeros(4), torch.zeros(0, 4), [torch.zeros(4)], [torch.zeros(())],
-    (torch.zeros(3, 4), torch.zeros(2, 4)), (torch.zeros(3, 4), torch.zeros(3, 4)),
+    7.5, object(), print, [], (), {}, [None], ["text"], [[]], [{}], ([],), (None,), {7: "x"},
+    range(3), iter(()), torch.zeros(4), torch.zeros(0, 4), [torch.zeros(())],
     (torch.zeros(3, 4), torch.ones(3, 4).long()), {"a": torch.zeros(3, 4), "b": torch.zeros(3)},
-    [torch.zeros(3, 4), torch.zeros(3, 5)], [(torch.zeros(3, 4), torch.zeros(2))],
-    [(torch.zeros(3, 4), torch.zeros(3), torch.zeros(3))], np.zeros((3, 4)), [np.zeros((3, 4))],
-    (np.zeros((3, 4)),), {"x": np.zeros((3, 4))},
-    pd.DataFrame({"x": [1.0]}), [[1.0, 2.0]], [torch.zeros(3, 4), None], nn.Linear(4, 2),
+    [(torch.zeros(3, 4), torch.zeros(2))], [(torch.zeros(3, 4), torch.zeros(3), torch.zeros(3))],
+    {"x": np.zeros((3, 4))}, pd.DataFrame({"x": [1.0]}), [[1.0, 2.0]], [torch.zeros(3, 4), None],
+    nn.Linear(4, 2),
 ]  # fmt: skip
 
 

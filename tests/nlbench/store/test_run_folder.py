@@ -314,6 +314,22 @@ def manifests_bounds_are_texts(folder, cell, content):
     rewrite(folder / "manifest.json", manifest)
 
 
+def unknown_field(folder, cell, content):
+    rewrite(cell, content | {"mood": "good"})
+
+
+def result_is_a_text(folder, cell, content):
+    rewrite(cell, content | {"result": "fine"})
+
+
+def not_utf_8(folder, cell, content):
+    cell.write_bytes(b"\xff\xfe" + cell.read_bytes())
+
+
+def manifest_is_a_list(folder, cell, content):
+    rewrite(folder / "manifest.json", [])
+
+
 def old(folder, cell, content):
     rewrite(cell, {("reading" if name == "result" else name): v for name, v in content.items()})
 
@@ -322,7 +338,8 @@ def old(folder, cell, content):
     "change",
     [fifo, device, cells_is_a_file, manifest_is_a_fifo, nested, nested_notes, long_number,
      number_beyond_float64, half_a_character, not_a_number, kinds_are_no_texts, unseen_is_no_text,
-     parameters_are_a_text, manifests_bounds_are_texts, old],
+     parameters_are_a_text, manifests_bounds_are_texts, unknown_field, result_is_a_text, not_utf_8,
+     manifest_is_a_list, old],
 )  # fmt: skip
 def test_crafted_run_is_one_line_that_names_file(tmp_path, change):
     folder = spoiled(tmp_path / "run", change)
