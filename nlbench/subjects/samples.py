@@ -36,7 +36,8 @@ class InMemoryItems(TorchDataset[tuple[Tensor, int]]):
 
     def __init__(self, rows: Tensor, labels: Any = None) -> None:
         self.rows = rows
-        self.labels = torch.as_tensor([0] * len(rows) if labels is None else labels)
+        no_labels = torch.zeros(len(rows), dtype=torch.int64)
+        self.labels = no_labels if labels is None else torch.as_tensor(labels)
 
     def __len__(self) -> int:
         return len(self.rows)

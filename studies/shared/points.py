@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from nlbench.citation import Source
@@ -180,8 +181,6 @@ class _Distribution(Family):
         def build(
             count: int = 1000, spacing: str = "even", shape: str = "1", seed: int = 0
         ) -> Dataset:
-            import torch
-
             lengths = parse_shape(full, shape, count)
             size = math.prod(lengths)
             if spacing not in ("even", "random"):
@@ -195,8 +194,7 @@ class _Distribution(Family):
                 rows = self.even(first, second, count)
                 how = "evenly spaced"
             else:
-                generator = torch.Generator().manual_seed(seed)
-                rows = self.draw(first, second, count * size, generator)
+                rows = _drawn(type(self), first, second, count * size, seed)
                 how = f"drawn independently, seed {seed},"
             return _unlabelled_dataset(
                 full,
@@ -234,6 +232,17 @@ class _Distribution(Family):
     def is_valid(self, first: float, second: float) -> bool:
         """Return True if the two numbers specify a distribution."""
         return second > 0
+
+
+# The networks on a ladder draw their samples from the same points.
+@lru_cache(maxsize=1)
+def _drawn(
+    family: type[_Distribution], first: float, second: float, count: int, seed: int
+) -> Tensor:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return family().draw(first, second, count, generator).float()
 
 
 class Interval(_Distribution):

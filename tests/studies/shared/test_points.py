@@ -6,6 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
+from nlbench import registry
 from nlbench.cli.show import details
 from nlbench.errors import RequestError
 from nlbench.models.training.loop import train
@@ -127,3 +128,12 @@ def test_spirals_turn_with_the_radius_and_splits_differ():
     assert 0.1 <= radius.min() < radius.max() <= 1
     assert len(data.test) == 1024
     assert not torch.equal(data.train[0][0], data.test[0][0])
+
+
+def test_networks_share_drawn_points_and_not_their_samples():
+    build = registry.load("datasets", "normal/0:1")
+    first, second = (build(shape="2", spacing="random", count=100) for _ in range(2))
+    expected = first.sample(4).inputs.clone()
+    first.sample(4).inputs.zero_()
+    assert second.sample(4).inputs.equal(expected)
+    assert first.train.rows.data_ptr() == second.train.rows.data_ptr()
