@@ -115,7 +115,7 @@ def to_latex(run: Run, *, ranks: bool = True, error: bool = False) -> str:
 
 
 def latex_table(
-    rows: Sequence[Row], measures: Measures, *, ranks: bool = False, error: bool = True
+    rows: Sequence[Row], measures: Measures, *, ranks: bool = True, error: bool = True
 ) -> str:
     """Convert a leaderboard to a LaTeX table, see `to_latex`."""
     names, lines = board_texts(rows, ranks=ranks, error=error)
@@ -146,7 +146,9 @@ def _caption(rows: Sequence[Row], measures: Measures, ranks: bool, error: bool) 
     parts += [
         f"{name} {scale}." for name, scale in scales.items() if rows and name in rows[0].entries
     ]
-    samples = sorted({e.n for e in entries if e.over == "samples"})
+    counted = [name for name, info in measures.items() if info.probe not in ("lines", "graph")]
+    cells = [row.entries[name] for row in rows for name in counted if name in row.entries]
+    samples = sorted({e.n for e in cells if e.status == "ok" and e.n})
     if samples:
         low = f"{samples[0]:,} to " if len(samples) > 1 else ""
         parts.append(f"n = {low}{samples[-1]:,} samples.")

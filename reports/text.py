@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from nlbench.parsers import unique
+
 if TYPE_CHECKING:
     from .leaderboard import Standing
     from .tables import MeasureInfo
@@ -272,6 +274,22 @@ def value_text(entry: Standing, info: MeasureInfo) -> str:
         noun = "seeds" if entry.over.endswith("seeds") else info.range_noun
         parts.append(f"{noun} {range_text([entry.least, entry.greatest], entry.error)}")
     return " · ".join(parts)
+
+
+def unknown_errors(entries: Iterable[Mapping[str, Standing]]) -> str:
+    """Name the measures with a value whose error is unknown, or return an empty text.
+
+    Examples
+    --------
+    >>> from .leaderboard import Standing
+    >>> exact = Standing(3.0, unit="exact", status="ok")
+    >>> unknown_errors([{"affinity": Standing(0.8, status="ok"), "pathlength": exact}])
+    'where ± is missing, the error is unknown: affinity'
+    """
+    names: list[str] = []
+    for row in entries:
+        names += [n for n, e in row.items() if e.status == "ok" and math.isnan(e.error)]
+    return f"where ± is missing, the error is unknown: {', '.join(unique(names))}" if names else ""
 
 
 def direction(more_means: str, scale: str = "") -> str:

@@ -14,7 +14,6 @@ import pytest
 from nlbench.reports import page as page_module
 from nlbench.reports.embedded import read_page
 from nlbench.reports.estimates import change
-from nlbench.reports.exports import latex_table
 from nlbench.reports.leaderboard import leaderboard
 from nlbench.reports.page import write_page
 from nlbench.reports.tables import read_run
@@ -294,7 +293,7 @@ def test_copies_are_what_is_shown(eight):
     first = page.locator("#board td.num b").first.inner_text()
     assert f"| {first} |" in markdown[2]
     latex = copied("LaTeX")
-    assert latex == latex_table(*board_of(make_run(8, seeds=2)))
+    assert latex == make_run(8, seeds=2).to_latex(error=True)
     page.fill("#filter", "vgg")
     assert copied("Link").endswith("#q=vgg")
 

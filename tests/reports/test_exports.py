@@ -62,6 +62,14 @@ def test_latex_and_markdown_tables_have_all_cells() -> None:
     assert "(" not in "".join(markdown)
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_captions_state_the_number_of_samples(seeds) -> None:
+    run = make_run(2, measures=("affinity", "density"), seeds=seeds)
+    samples = {r.result.n for r in run.records if r.measure.name == "affinity"}
+    assert len(samples) == 1
+    assert f"n = {samples.pop():,} samples." in to_latex(run, error=True)
+
+
 def has_booktabs():
     """True if LaTeX is installed here, with the package of the table's rules."""
     if not (shutil.which("pdflatex") and shutil.which("kpsewhich")):

@@ -499,6 +499,20 @@ def test_the_bibtex_of_a_page_begins_with_nlbench(html):
     assert text.index("@software") < text.index("@article{affinity")
 
 
+@pytest.mark.parametrize("networks", [1, 2])
+def test_unknown_errors_are_named(networks):
+    run = make_run(networks, measures=("affinity", "r2"))
+    note = "Where ± is missing, the error is unknown: r2."
+    assert note not in render_page(run)
+    bare = [
+        replace(record, result=replace(record.result, replicates=(), values=()))
+        if record.measure.name == "r2"
+        else record
+        for record in run.records
+    ]
+    assert note in render_page(Run(run.manifest, bare))
+
+
 def test_measures_that_disagree_lead_to_the_questions(html, monkeypatch):
     assert 'id="which-measure"' in html
     assert "How nonlinear are its activations?" in html

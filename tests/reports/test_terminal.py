@@ -123,8 +123,9 @@ def test_values_without_replicates_have_no_error(conftest) -> None:
     run = conftest.FakeRun(
         scores=conftest.frame(rows), manifest={"measures": {"affinity": {"probe": "sites"}}}
     )
-    assert "5 · layers 3–7" in printed(run)
-    assert "±" not in printed(run)
+    text = printed(run)
+    assert "5 · layers 3–7" in text
+    assert "where ± is missing, the error is unknown: affinity" in text
 
 
 def test_runs_on_several_gpu_models_say_so(conftest) -> None:
