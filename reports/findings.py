@@ -173,9 +173,11 @@ def _extremes(ranked: Sequence[Row], measure: str) -> str:
     top = ranked[0]
     last = ranked[-1]
     entries = [row.entries[measure] for row in ranked]
-    if not all(math.isfinite(entry.error) for entry in (entries[0], entries[-1])):
+    known = [math.isfinite(entry.error) for entry in entries]
+    if not all(known):
+        errors = "some errors are" if any(known) else "their errors are"
         return f"By {measure}, networks range from {_value_text(top, measure)} to " + (
-            f"{_value_text(last, measure)}; their errors are unknown."
+            f"{_value_text(last, measure)}; {errors} unknown."
         )
     first = sum(entry.best == 1 for entry in entries)
     if first == len(entries):

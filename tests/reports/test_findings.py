@@ -187,6 +187,20 @@ def test_extremes_are_named_beyond_their_errors(conftest, about, error, middle, 
     assert sentence == expected.format(**texts, range=f"{low:.2f}–{high:.2f}")
 
 
+def test_no_extremes_among_networks_without_errors(conftest):
+    rows = []
+    known = {}
+    for name, value in {"a": 0.1, "b": 0.3, "c": 0.8}.items():
+        subject = (name, "init", "d", 0)
+        rows += conftest.cell_rows(subject, "m", {"p": value})
+        if name != "b":
+            known[*subject, "m"] = Replicates((value - 0.001, value + 0.001), {}, "k")
+    scores = scores_of(conftest.frame(rows), {"m": LESS}, known)
+    sentence = findings(leaderboard(scores), scores, [], {})[0]
+    assert sentence.startswith("By m, networks range from a (")
+    assert sentence.endswith("; some errors are unknown.")
+
+
 def test_opposite_orders_and_gaps_are_findings(conftest):
     missing = [
         Gap(f"n{i}", "m", "", "undefined", f"{i + 7} samples are too few; try more")
