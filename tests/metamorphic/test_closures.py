@@ -161,8 +161,9 @@ def plain():
     return results(Plain())
 
 
-@pytest.mark.parametrize("is_run", [False, True], ids=["new", "run before"])
-@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize(
+    ("make", "is_run"), [(make, number % 2 == 1) for number, make in enumerate(KINDS)]
+)
 def test_variables_of_hooks_change_no_number(plain, make, is_run):
     model = make().eval()
     if is_run:
@@ -215,8 +216,7 @@ def by_reading():
     return NETWORKS["one"]
 
 
-@pytest.mark.parametrize("is_run", [False, True], ids=["new", "run before"])
-@pytest.mark.parametrize("make", [by_global_dictionary, by_reading])
+@pytest.mark.parametrize(("make", "is_run"), [(by_global_dictionary, True), (by_reading, False)])
 def test_a_copy_that_computes_otherwise_is_undefined(plain, make, is_run):
     model = make().eval()
     if is_run:

@@ -78,11 +78,10 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("depth", [10, 16])
 @pytest.mark.parametrize("name", LAYERS)
-def test_taps_that_meet_only_padding_change_no_trace(name, depth):
+def test_taps_that_meet_only_padding_change_no_trace(name):
     make_layer, by, size, axes = LAYERS[name]
-    network, smaller, x = calibrated(make_layer, depth, by, size, axes)
+    network, smaller, x = calibrated(make_layer, 12, by, size, axes)
     assert_same_trace(network, smaller, x)
 
 

@@ -75,8 +75,10 @@ def pairs(tokens, kind):
     return keys
 
 
-@pytest.mark.parametrize("heads", [0, 1, 2])
-@pytest.mark.parametrize(("side", "form"), SIDES_AND_FORMS)
+@pytest.mark.parametrize(
+    ("side", "form", "heads"),
+    [(*chosen, number % 3) for number, chosen in enumerate(SIDES_AND_FORMS)],
+)
 @pytest.mark.parametrize(
     "kind", ["keys", "causal", "window", "outer", "outer filled", "causal filled"]
 )
@@ -215,7 +217,7 @@ def ragged_batch(filler):
 )
 def test_padding_changes_no_substitution(cost, labelled):
     found = []
-    for filler in (0.0, 7.0, -1e3):
+    for filler in (0.0, -1e3):
         x, mask = ragged_batch(filler)
         # Some label where there is padding, which a model's loss would ignore.
         labels = torch.where(mask, 1, -100) if labelled else None
@@ -229,7 +231,6 @@ def test_padding_changes_no_substitution(cost, labelled):
         (value,) = run["substitution"].values
         found.append(value.statistics)
     assert found[0] == pytest.approx(found[1], rel=1e-5, abs=1e-9)
-    assert found[0] == pytest.approx(found[2], rel=1e-5, abs=1e-9)
     assert found[0]["value"] > 1e-6
 
 
@@ -308,8 +309,11 @@ def test_padding_changes_no_substitution_in_any_layout(layout, maps):
         assert expected == pytest.approx(plain, rel=1e-5, abs=1e-9)
 
 
-@pytest.mark.parametrize("layout", ["plain", "folded", "folded, time first", "time first"])
-@pytest.mark.parametrize("maps", ["channel", "affine"])
+@pytest.mark.parametrize(
+    ("layout", "maps"),
+    [("plain", "affine"), ("folded", "channel"), ("folded, time first", "affine"),
+     ("time first", "channel")],
+)  # fmt: skip
 def test_padding_changes_no_substitution_of_modules(layout, maps):
     settings = {"replacement.maps": maps, "replacement.of": "modules:mlp"}
     scores = []
@@ -364,8 +368,9 @@ def site_results(filler, as_pairs, settings):
     return {record.measure.name: record.result for record in run.records}
 
 
-@pytest.mark.parametrize("as_pairs", [False, True], ids=["2 axes", "4 axes"])
-@pytest.mark.parametrize("settings", [{}, {"sites.rows": "tokens"}], ids=str)
+@pytest.mark.parametrize(
+    ("settings", "as_pairs"), [({}, True), ({"sites.rows": "tokens"}, False)], ids=str
+)
 def test_padding_changes_no_measure_of_sites(settings, as_pairs):
     expected, found = (site_results(filler, as_pairs, settings) for filler in (0.0, 50.0))
     assert sum(result.status == "ok" for result in expected.values()) > 5
@@ -402,8 +407,11 @@ class ByMask(ByLength):
         return super().forward(x, attention_mask.sum(1).long())
 
 
-@pytest.mark.parametrize("way", ["", "trimmed", "sorted", "sorted, index", "sorted, trimmed"])
-@pytest.mark.parametrize("form", ["lengths", "attention_mask"])
+@pytest.mark.parametrize(
+    ("form", "way"),
+    [("lengths", ""), ("lengths", "sorted"), ("lengths", "sorted, trimmed"),
+     ("attention_mask", "trimmed"), ("attention_mask", "sorted, index")],
+)  # fmt: skip
 def test_padding_is_known_by_length_in_any_order(form, way):
     settings = {"sites.rows": "tokens"} if form == "lengths" else {}
     expected = site_results(0.0, False, settings)

@@ -38,14 +38,17 @@ def samples(n=N):
     return torch.randn(n, 6, generator=torch.Generator().manual_seed(0))
 
 
-def evaluate(name, inputs, errors="groups", model=None, **settings):
+def evaluate(names, inputs, errors="groups", model=None, **settings):
     model = model or network()
-    labels = model(samples()).argmax(1)[: len(inputs)] if name == "accuracy" else None
+    labels = model(samples()).argmax(1)[: len(inputs)] if "accuracy" in names else None
     inputs = before_drawing(inputs)
     labels = labels if labels is None else before_drawing(labels)
     settings = {key.replace("__", "."): value for key, value in settings.items()}
-    run = nlbench.evaluate(model, inputs, [name], settings=settings, labels=labels, errors=errors)
-    return run.records[0].result
+    return nlbench.evaluate(model, inputs, names, settings=settings, labels=labels, errors=errors)
+
+
+def evaluate_one(name, *arguments, **options):
+    return evaluate([name], *arguments, **options)[name]
 
 
 def numbers_by_place(result):
@@ -66,43 +69,38 @@ def assert_replicates_are(result, expected, tolerance=1e-6):
         assert replicates == pytest.approx(values, rel=tolerance, abs=tolerance)
 
 
+DEFAULTS = (
+    "affinity", "cka", "effective-rank", "norm", "entropy", "sparsity", "activation-state",
+    "influence", "geometric-complexity",
+)  # fmt: skip
 SITE_MEASURES = [
-    ("affinity", {}),
-    ("affinity", {"affinity__shrinkage": "none"}),
-    ("r2", {"sites__select": "3"}),
-    ("r2", {"r2__kind": "adjusted", "sites__select": "3"}),
-    ("cka", {}),
-    ("cka", {"cka__debiased": True}),
-    ("cka", {"cka__kernel": "rbf"}),
-    ("effective-rank", {}),
-    ("norm", {}),
-    ("entropy", {}),
-    ("sparsity", {}),
-    ("activation-state", {}),
-    ("influence", {}),
-    ("geometric-complexity", {}),
+    *((name, {}, DEFAULTS) for name in DEFAULTS),
+    *(
+        (name, settings, ("affinity", "cka", "r2"))
+        for settings in (
+            {"affinity__shrinkage": "none", "cka__debiased": True, "sites__select": "3"},
+            {"cka__kernel": "rbf", "r2__kind": "adjusted", "sites__select": "3"},
+        )
+        for name in ("affinity", "cka", "r2")
+    ),
 ]
 
 
 @functools.cache
-def runs_with_and_without_groups(names, **settings):
+def runs_with_and_without_groups(names, settings):
     """Evaluate measures with all samples, and without each group."""
     groups = group_index(torch.arange(N))
-    settings = {key.replace("__", "."): value for key, value in settings.items()}
     inputs = [samples(), *(samples()[groups != g] for g in range(GROUPS))]
     return [
-        nlbench.evaluate(
-            network(), before_drawing(x), names, settings=settings, errors="none" if i else "groups"
-        )
-        for i, x in enumerate(inputs)
+        evaluate(names, x, "none" if number else "groups", **dict(settings))
+        for number, x in enumerate(inputs)
     ]
 
 
-@pytest.mark.parametrize(("name", "settings"), SITE_MEASURES)
-def test_replicate_is_the_value_without_a_group(name, settings):
-    # Measures with default options share their runs.
-    names = (name,) if settings else tuple(name for name, options in SITE_MEASURES if not options)
-    result, *others = (run[name] for run in runs_with_and_without_groups(names, **settings))
+@pytest.mark.parametrize(("name", "settings", "names"), SITE_MEASURES)
+def test_replicate_is_the_value_without_a_group(name, settings, names):
+    runs = runs_with_and_without_groups(names, tuple(settings.items()))
+    result, *others = (run[name] for run in runs)
     assert result.status == "ok"
     assert result.error > 0
     assert_replicates_are(result, others)
@@ -153,24 +151,26 @@ def ridge(x, y, test):
     return y_mean + (test - x_mean) @ slopes
 
 
-@pytest.mark.parametrize("name", ["r2", "cka", "norm", "linearity", "effective-rank", "entropy"])
-def test_replicates_do_not_depend_on_batches(name):
-    settings = {"sites__select": "3"}
-    whole = evaluate(name, samples(), **settings)
-    parts = evaluate(name, samples(), sites__batch=13, **settings)
-    assert len(whole.replicates) == GROUPS
-    assert parts.replicates == pytest.approx(whole.replicates, rel=1e-6)
+def test_replicates_do_not_depend_on_batches():
+    names = ["r2", "cka", "norm", "linearity", "effective-rank", "entropy"]
+    whole = evaluate(names, samples(), sites__select="3")
+    parts = evaluate(names, samples(), sites__select="3", sites__batch=13)
+    for name in names:
+        assert len(whole[name].replicates) == GROUPS
+        assert parts[name].replicates == pytest.approx(whole[name].replicates, rel=1e-6), name
 
 
 def test_moments_are_added_in_parts():
     # Groups exceed the rows that are stored per group.
     inputs = torch.randn(400, 6, generator=torch.Generator().manual_seed(5))
     groups = group_index(torch.arange(400))
+    settings = {"sites__select": "3", "sites__batch": 60}
+    run = evaluate(["r2", "cka"], inputs, **settings)
+    others = [
+        evaluate(["r2", "cka"], inputs[groups != g], "none", **settings) for g in range(GROUPS)
+    ]
     for name in ("r2", "cka"):
-        settings = {"sites__select": "3", "sites__batch": 60}
-        result = evaluate(name, inputs, **settings)
-        others = [evaluate(name, inputs[groups != g], "none", **settings) for g in range(GROUPS)]
-        assert_replicates_are(result, others)
+        assert_replicates_are(run[name], [other[name] for other in others])
 
 
 class Tokens(nn.Module):
@@ -184,16 +184,18 @@ class Tokens(nn.Module):
         return self.act(self.first(x)).mean(1)
 
 
-@pytest.mark.parametrize("name", ["r2", "affinity", "linearity", "sparsity"])
-def test_tokens_are_left_out_by_sequence(name):
+def test_tokens_are_left_out_by_sequence():
+    names = ["r2", "affinity", "linearity", "sparsity"]
     inputs = torch.randn(24, 6, 5, generator=torch.Generator().manual_seed(2))
     settings = {"sites__rows": "tokens"}
-    result = evaluate(name, inputs, model=Tokens(), **settings)
+    run = evaluate(names, inputs, model=Tokens(), **settings)
     groups = group_index(torch.arange(24))
     kept = [inputs[groups != g] for g in range(GROUPS)]
-    others = [evaluate(name, rows, "none", model=Tokens(), **settings) for rows in kept]
-    # Folds of linearity follow the numbers of the kept sequences.
-    assert_replicates_are(result, others, 0.05 if name == "linearity" else 1e-6)
+    others = [evaluate(names, rows, "none", model=Tokens(), **settings) for rows in kept]
+    for name in names:
+        # Folds of linearity follow the numbers of the kept sequences.
+        tolerance = 0.05 if name == "linearity" else 1e-6
+        assert_replicates_are(run[name], [other[name] for other in others], tolerance)
 
 
 def test_copies_of_a_sample_are_left_out_together():
@@ -203,22 +205,23 @@ def test_copies_of_a_sample_are_left_out_together():
     drawn = index[sample_order(repeated[index], SEED)]
     ranks[drawn[:N] % N] = torch.arange(N)
     groups = group_index(ranks).repeat(2)
-    result = evaluate("cka", repeated)
-    others = [evaluate("cka", repeated[groups != g], "none") for g in range(GROUPS)]
+    result = evaluate_one("cka", repeated)
+    others = [evaluate_one("cka", repeated[groups != g], "none") for g in range(GROUPS)]
     assert_replicates_are(result, others)
     distinct = samples()[drawn[:N] % N]
-    assert result.error == pytest.approx(evaluate("cka", distinct).error, rel=1e-5)
+    assert result.error == pytest.approx(evaluate_one("cka", distinct).error, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["affinity", "r2", "linearity", "nlc", "substitution", "absdev"])
-def test_errors_do_not_change_the_value(name):
-    settings = {"lines__paths": "pairs"} if name == "absdev" else {}
-    with_errors = evaluate(name, samples(), **settings)
-    without = evaluate(name, samples(), "none", **settings)
-    assert with_errors.summary == without.summary
-    assert without.replicates == ()
-    assert all(value.replicates == () for value in without.values)
-    assert [v.statistics for v in with_errors.values] == [v.statistics for v in without.values]
+def test_errors_do_not_change_the_value():
+    names = ["affinity", "r2", "linearity", "nlc", "substitution", "absdev"]
+    with_errors = evaluate(names, samples(), lines__paths="pairs")
+    without = evaluate(names, samples(), "none", lines__paths="pairs")
+    for name in names:
+        result, other = with_errors[name], without[name]
+        assert result.summary == other.summary, name
+        assert other.replicates == ()
+        assert all(value.replicates == () for value in other.values)
+        assert [v.statistics for v in result.values] == [v.statistics for v in other.values], name
 
 
 def test_random_numbers_of_plugin_are_same_with_errors():
@@ -299,28 +302,28 @@ def test_groups_keep_to_the_memory(measure, memory):
         expected = r"no standard error: moments of 8 groups take \d.* KiB, --memory is 5.859 KiB"
         assert re.fullmatch(expected, value.reason)
     else:
-        unlimited = evaluate(measure, samples(), sites__select="3")
+        unlimited = evaluate_one(measure, samples(), sites__select="3")
         assert value.replicates == pytest.approx(unlimited.replicates)
 
 
 def test_paths_are_left_out():
-    result = evaluate("absdev", samples(), lines__paths="pairs", lines__number=4)
+    result = evaluate_one("absdev", samples(), lines__paths="pairs", lines__number=4)
     values = [value.statistics["value"] for value in result.values]
     expected = [(sum(values) - value) / 3 for value in values]
     assert result.replicates == pytest.approx(expected)
     assert all(value.error is None for value in result.values)
-    many = evaluate("absdev", samples(), lines__paths="pairs", lines__number=10)
+    many = evaluate_one("absdev", samples(), lines__paths="pairs", lines__number=10)
     assert len(many.replicates) == GROUPS
 
 
 def test_nlc_of_an_affine_network_has_no_error():
-    result = evaluate("nlc", samples(), model=nn.Linear(6, 3))
+    result = evaluate_one("nlc", samples(), model=nn.Linear(6, 3))
     assert result.replicates == pytest.approx([1.0] * GROUPS, abs=1e-5)
-    assert evaluate("nlc", samples()).error > 1e-3
+    assert evaluate_one("nlc", samples()).error > 1e-3
 
 
 def test_substitution_leaves_out_evaluated_samples():
-    result = evaluate("substitution", samples())
+    result = evaluate_one("substitution", samples())
     assert len(result.values[0].replicates) == GROUPS
     assert result.values[0].error > 0
 
