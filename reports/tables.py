@@ -199,62 +199,62 @@ class Score(Estimate):
         return self.unit if is_known and math.isfinite(self.value) else ""
 
 
-def mean_score(scores: Sequence[Score], seeds: Sequence[int], key: str = "") -> Score:
+def mean_score(scores: Sequence[Score], seeds: Sequence[int]) -> Score:
     """Return the mean over seeds, if none failed, for the network and at each place.
 
     A seed that the measure hasn't been applied to is left out, with a note. If the places of the
-    seeds differ, those of the first seed are returned. The replicates leave out one seed each;
-    those of places with the same `key` are paired.
+    seeds differ, those of the first seed are returned. The replicates leave out one seed each.
     """
     if len(scores) == 1:
         return scores[0]
     pairs = list(zip(scores, seeds, strict=True))
     known = [pair for pair in pairs if math.isfinite(pair[0].value)]
     missing = [pair for pair in pairs if not math.isfinite(pair[0].value)]
-    recorded = [score for score in scores if score.status != "absent"] or scores
+    recorded = [pair for pair in pairs if pair[0].status != "absent"] or pairs
     shared: dict[str, Any] = {
         "n": max(score.n for score in scores),
-        "places": _mean_places(recorded, key),
-        "statistics": recorded[0].statistics,
+        "places": _mean_places(recorded),
+        "statistics": recorded[0][0].statistics,
     }
     failed = [pair for pair in missing if pair[0].status == "failed"]
     if failed or not known:
         score, seed = (failed or missing)[0]
         reason = f"seed {seed}: {score.reason}"
         return Score(math.nan, status=score.status, reason=reason, **shared)
-    mean = known[0][0]
-    if len(known) > 1:
-        estimate = over_seeds((score.value for score, _ in known), [seed for _, seed in known])
-        error = max(score.numerical_error for score, _ in known)
-        unit = f"{len(known)} seeds"
-        mean = Score(estimate.value, estimate.replicates, estimate.key, unit, error)
+    mean = _mean_over_seeds(known)
     reasons = dict.fromkeys(s.reason for s in scores if s.status == "ok" and s.reason)
     notes = [f"seed {seed} is {score.status}: {score.reason}" for score, seed in missing]
     return replace(mean, status="ok", reason="; ".join([*reasons, *notes]), **shared)
 
 
-def _mean_places(scores: Sequence[Score], key: str) -> tuple[Score, ...]:
+def _mean_over_seeds(pairs: Sequence[tuple[Score, int]]) -> Score:
+    """Return the mean of scores with a value, each with its seed."""
+    first = pairs[0][0]
+    if len(pairs) == 1:
+        return first
+    estimate = over_seeds((score.value for score, _ in pairs), [seed for _, seed in pairs])
+    return replace(
+        first,
+        value=estimate.value,
+        replicates=estimate.replicates,
+        key=estimate.key,
+        unit=f"{len(pairs)} seeds",
+        numerical_error=max(score.numerical_error for score, _ in pairs),
+        statistics={"value": estimate.value},
+    )
+
+
+def _mean_places(scores: Sequence[tuple[Score, int]]) -> tuple[Score, ...]:
     """Return the means over seeds at each place, or the places of the first if they differ."""
-    places = scores[0].places
-    names = [place.name for place in places]
-    if len(scores) == 1 or any([p.name for p in score.places] != names for score in scores):
-        return places
+    first = scores[0][0].places
+    names = [place.name for place in first]
+    if len(scores) == 1 or any([p.name for p in score.places] != names for score, _ in scores):
+        return first
     means = []
-    for first, *others in zip(*(score.places for score in scores), strict=True):
-        values = [place.value for place in (first, *others) if math.isfinite(place.value)]
-        mean = over_seeds(values, range(len(values))) if values else Estimate(math.nan)
-        means.append(
-            replace(
-                first,
-                value=mean.value,
-                replicates=mean.replicates,
-                key=key,
-                unit=f"{len(values)} seeds",
-                numerical_error=0.0,
-                statistics={"value": mean.value} if values else {},
-                status="ok" if values else first.status,
-            )
-        )
+    for index, place in enumerate(first):
+        pairs = [(score.places[index], seed) for score, seed in scores]
+        known = [pair for pair in pairs if math.isfinite(pair[0].value)]
+        means.append(_mean_over_seeds(known) if known else place)
     return tuple(means)
 
 

@@ -88,7 +88,7 @@ def _step(row: Row) -> int:
 def _difference(measure: str, pairs: Sequence[tuple[Score, Score]]) -> Difference:
     """Compare two steps, by their means over seeds."""
     seeds = range(len(pairs))
-    first, last = (mean_score(side, seeds, key="seeds") for side in zip(*pairs, strict=True))
+    first, last = (mean_score(side, seeds) for side in zip(*pairs, strict=True))
     return compare_scores("", measure, first, last)
 
 

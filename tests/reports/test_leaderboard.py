@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_scores import Replicates, scores_of
 
+from nlbench.reports.estimates import change
 from nlbench.reports.leaderboard import leaderboard, leaderboard_frame, parse_family
-from nlbench.reports.tables import mean_score
+from nlbench.reports.tables import Score, mean_score
 
 LESS, MORE = {"more_means": "less nonlinear"}, {"more_means": "more nonlinear"}
 
@@ -253,3 +254,20 @@ def test_seeds_with_some_measures_keep_other_values(conftest) -> None:
     for seeds in ((0, 1, 2), (2, 0, 1)):
         mean = mean_score([scores[f"a · seed {seed}", "m"] for seed in seeds], seeds)
         assert [place.value for place in mean.places] == [2.5]
+
+
+def test_places_are_paired_over_the_same_seeds() -> None:
+    def place(name, value):
+        return Score(value, name=name, status="ok" if math.isfinite(value) else "undefined")
+
+    def network(*values):
+        places = tuple(place(name, value) for name, value in zip("abc", values, strict=True))
+        return Score(0.5, status="ok", places=places)
+
+    nan = math.nan
+    scores = [network(0.1, 0.2, nan), network(0.2, 0.3, 0.3), network(0.4, nan, 0.5)]
+    a, b, c = mean_score(scores, [0, 1, 2]).places
+    assert change(a, a).error == 0
+    assert change(b, c).error == pytest.approx(math.hypot(b.error, c.error))
+    paired = mean_score([network(0.1, 0.2, 0.3), network(0.2, 0.3, 0.6)], [0, 1]).places
+    assert change(*paired[:2]).error == pytest.approx(0, abs=1e-12)
