@@ -31,7 +31,7 @@ AMOUNTS = (0, 0.25, 0.5, 0.75, 1)
 LINE_MEASURES = ("absdev", "pieces")
 MEASURES = (
     "affinity", "r2", "cka", "linearity", "elementwise-residual", "substitution", "nlc",
-    "affine-residual", "geometric-complexity", *LINE_MEASURES,
+    "affine-residual", "geometric-complexity", "local-linearity", *LINE_MEASURES,
 )  # fmt: skip
 LINES = {"lines.paths": "pairs", "lines.number": 8, "lines.tolerance": 0.01}
 
@@ -100,13 +100,15 @@ def _zoo(name: str, of: str = "blend", **fields: Any) -> Plant:
 
 _LINES = ",".join(LINE_MEASURES)
 _NO_LINES = {_LINES: "minutes a network"}
-_TOKENS = {f"nlc,affine-residual,geometric-complexity,{_LINES}": "undefined for tokens"}
+_TOKENS = {
+    f"nlc,affine-residual,geometric-complexity,local-linearity,{_LINES}": "undefined for tokens"
+}
 _LARGE = {"samples": 8, "draws": 3}
 _EFFICIENTNET: Mapping[str, Any] = {
     **_LARGE,
     "omitted": {
         "r2,affine-residual": "undefined for fewer samples than channels or directions",
-        "linearity,substitution,nlc,geometric-complexity": "10 to 30 s a cell",
+        "linearity,substitution,nlc,geometric-complexity,local-linearity": "10 to 30 s a cell",
         **_NO_LINES,
     },
 }
@@ -121,7 +123,7 @@ _SMOLLM2: Mapping[str, Any] = {
 }
 _CREPE_FULL = {
     "r2": "undefined for fewer samples than channels",
-    "substitution,nlc,affine-residual,geometric-complexity": "minutes a cell",
+    "substitution,nlc,affine-residual,geometric-complexity,local-linearity": "minutes a cell",
     **_NO_LINES,
 }
 SHIPPED = (Plant("vgg8", "digits"), Plant("vgg8", "digits", "activations", omitted=_NO_LINES))
