@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-FILES := $(sort $(shell find nlbench measures models reports studies -name '*.py' -o -path '*/checkpoints/*' -o -path '*/templates/*' -o -name 'reference_networks.json'))
+FILES := $(sort $(shell find nlbench measures models reports studies -name '*.py' -o -path '*/checkpoints/*' -o -path '*/templates/*' -o -name '*.bib' -o -name 'reference_networks.json'))
 SITE := $(addprefix docs/,_build api gallery measures tutorials/runs)
 
 # Processes share bytecode, even where the environment tells Python to keep none.

@@ -15,6 +15,7 @@ from nlbench.measure import Accumulator, MoreMeans, PooledMeasure, Result
 from nlbench.options import Option
 from nlbench.probes.sites.site import SiteBatch
 
+from .papers import bibtex
 from .path_measure import add_means
 from .statistics.prepared import PreparedSamples, Samples, prepare_batch, prepare_samples
 
@@ -175,14 +176,7 @@ class ActivationState(PooledMeasure):
         'V. Quétu, Z. Liao, E. Tartaglione, "The Simpler The Better: An Entropy-Based Importance '
         "Metric To Reduce Neural Networks' Depth\", ECML PKDD 2024",
         "section 3, entropy of a neuron's state",
-        """@inproceedings{quetu2024simpler,
-  title = {The Simpler The Better: An Entropy-Based Importance Metric To Reduce Neural
-           Networks' Depth},
-  author = {Qu{\\'e}tu, Victor and Liao, Zhu and Tartaglione, Enzo},
-  booktitle = {European Conference on Machine Learning and Principles and Practice of
-               Knowledge Discovery in Databases},
-  year = {2024}
-}""",
+        bibtex("quetu2024simpler"),
     )
 
     def samples(self, observation: SiteBatch) -> tuple[PreparedSamples, PreparedSamples]:

@@ -19,6 +19,7 @@ from nlbench.options import Option
 from nlbench.probes.function import FunctionBatch
 
 from .linear_algebra.products import singular_value_decomposition
+from .papers import bibtex
 from .statistics.prepared import PreparedSamples, Samples, prepare_samples
 from .statistics.samples import EPSILON, ERROR_IN_ROUNDINGS, check_count
 
@@ -219,14 +220,7 @@ class AffineResidual(Measure):
         "A. E. Hoerl and R. W. Kennard, Ridge Regression: Biased Estimation for Nonorthogonal "
         "Problems, Technometrics 12, 1970",
         "unexplained share of ridge regression, cross-validated",
-        """@article{hoerl1970ridge,
-    author  = {Hoerl, Arthur E. and Kennard, Robert W.},
-    title   = {Ridge Regression: Biased Estimation for Nonorthogonal Problems},
-    journal = {Technometrics},
-    volume  = {12},
-    pages   = {55--67},
-    year    = {1970}
-}""",
+        bibtex("hoerl1970ridge"),
     )
 
     def reset(self) -> None:

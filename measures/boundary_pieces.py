@@ -11,6 +11,7 @@ from nlbench.citation import Source
 from nlbench.measure import Value
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace
 
+from .papers import bibtex
 from .path_measure import PathMeasure, PathSums
 
 
@@ -120,13 +121,7 @@ class BoundaryPieces(PathMeasure):
         'P. Piwek, A. Klukowski, T. Hu, "Exact Count of Boundary Pieces of ReLU Classifiers: '
         'Towards the Proper Complexity Measure for Classification", UAI 2023',
         "boundary pieces, along paths",
-        """@inproceedings{piwek2023exact,
-  title = {Exact Count of Boundary Pieces of {ReLU} Classifiers: Towards the Proper Complexity
-           Measure for Classification},
-  author = {Piwek, Pawe{\\l} and Klukowski, Adam and Hu, Tianyang},
-  booktitle = {Conference on Uncertainty in Artificial Intelligence},
-  year = {2023}
-}""",
+        bibtex("piwek2023exact"),
     )
 
     def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> _PathBoundaries:

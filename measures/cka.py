@@ -18,6 +18,7 @@ from nlbench.measure.pooled import ROW_LIMIT
 from nlbench.options import Option, OptionValue
 
 from .linear_algebra.products import gram, product
+from .papers import bibtex
 from .statistics.moments import PairsAccumulator, PairsMeasure
 from .statistics.prepared import PreparedSamples, Samples, prepare_samples
 from .statistics.samples import centered, check_count, power_of_two
@@ -504,28 +505,7 @@ class CKA(PairsMeasure):
         "Dependence Maximization, JMLR 13 (2012), 1393-1434; over minibatches: T. Nguyen, "
         "M. Raghu and S. Kornblith, Do Wide and Deep Networks Learn the Same Things?, ICLR 2021",
         "Kornblith section 3; Song, estimator HSIC1; Nguyen, minibatch CKA",
-        """@inproceedings{kornblith2019similarity,
-    author    = {Kornblith, Simon and Norouzi, Mohammad and Lee, Honglak and Hinton, Geoffrey},
-    title     = {Similarity of Neural Network Representations Revisited},
-    booktitle = {Proceedings of the 36th International Conference on Machine Learning},
-    year      = {2019}
-}
-@article{song2012feature,
-    author    = {Song, Le and Smola, Alex and Gretton, Arthur and Bedo, Justin
-                 and Borgwardt, Karsten},
-    title     = {Feature Selection via Dependence Maximization},
-    journal   = {Journal of Machine Learning Research},
-    volume    = {13},
-    pages     = {1393--1434},
-    year      = {2012}
-}
-@inproceedings{nguyen2021wide,
-    author    = {Nguyen, Thao and Raghu, Maithra and Kornblith, Simon},
-    title     = {Do Wide and Deep Networks Learn the Same Things? Uncovering How Neural
-                 Network Representations Vary with Width and Depth},
-    booktitle = {International Conference on Learning Representations},
-    year      = {2021}
-}""",
+        bibtex("kornblith2019similarity", "song2012feature", "nguyen2021wide"),
     )
 
     @classmethod

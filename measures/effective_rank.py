@@ -13,6 +13,7 @@ from nlbench.citation import Source
 from nlbench.errors import Undefined
 from nlbench.measure import Accumulator, MoreMeans
 
+from .papers import bibtex
 from .statistics.moments import PairsAccumulator, PairsMeasure
 from .statistics.prepared import Samples, prepare_samples
 
@@ -116,13 +117,7 @@ class EffectiveRank(PairsMeasure):
         'O. Roy, M. Vetterli, "The Effective Rank: A Measure of Effective Dimensionality", '
         "EUSIPCO 2007",
         "definition 1, of the centred samples",
-        """@inproceedings{roy2007effective,
-  title = {The Effective Rank: A Measure of Effective Dimensionality},
-  author = {Roy, Olivier and Vetterli, Martin},
-  booktitle = {European Signal Processing Conference},
-  pages = {606--610},
-  year = {2007}
-}""",
+        bibtex("roy2007effective"),
     )
 
     def accumulator(self) -> Accumulator:

@@ -17,6 +17,7 @@ from nlbench.measure import MoreMeans
 from nlbench.options import Option
 from nlbench.probes.function import FunctionBatch
 
+from .papers import bibtex
 from .statistics.sample_measure import SampleMeasure
 from .statistics.sample_seeds import sample_seeds
 
@@ -177,13 +178,7 @@ class GeometricComplexity(SampleMeasure):
         'B. Dherin, M. Munn, M. Rosca, D. Barrett, "Why neural networks find simple solutions: '
         'the many regularizers of geometric complexity", NeurIPS 2022',
         "definition of the geometric complexity, on the outputs",
-        """@inproceedings{dherin2022geometric,
-  title = {Why neural networks find simple solutions: the many regularizers of geometric
-           complexity},
-  author = {Dherin, Benoit and Munn, Michael and Rosca, Mihaela and Barrett, David},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2022}
-}""",
+        bibtex("dherin2022geometric"),
     )
 
     def terms(self, observation: FunctionBatch) -> tuple[Tensor, ...]:

@@ -11,6 +11,7 @@ from nlbench.citation import Source
 from nlbench.errors import Undefined
 from nlbench.measure import Accumulator, PooledMeasure
 
+from .papers import bibtex
 from .statistics.prepared import Samples, prepare_pair
 
 
@@ -156,13 +157,7 @@ class Influence(PooledMeasure):
         "X. Men, M. Xu, Q. Zhang, Q. Yuan, B. Wang, H. Lin, Y. Lu, X. Han and W. Chen, ShortGPT: "
         "Layers in Large Language Models are More Redundant Than You Expect, Findings of ACL 2025",
         "equation (1), block influence",
-        """@inproceedings{men2025shortgpt,
-    author    = {Men, Xin and Xu, Mingyu and Zhang, Qingyu and Yuan, Qianhao and Wang, Bingning
-                 and Lin, Hongyu and Lu, Yaojie and Han, Xianpei and Chen, Weipeng},
-    title     = {ShortGPT: Layers in Large Language Models are More Redundant Than You Expect},
-    booktitle = {Findings of the Association for Computational Linguistics: ACL 2025},
-    year      = {2025}
-}""",
+        bibtex("men2025shortgpt"),
     )
 
     def accumulator(self) -> Accumulator:

@@ -12,6 +12,7 @@ from nlbench.citation import Source
 from nlbench.measure import MoreMeans, Value
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 
+from .papers import bibtex
 from .path_measure import PathMeasure, PathSums
 
 
@@ -92,12 +93,7 @@ class LengthDistortion(PathMeasure):
     source = Source(
         'B. Hanin, R. Jeong, D. Rolnick, "Deep ReLU Networks Preserve Expected Length", ICLR 2022',
         "length distortion; of trajectories first in Raghu et al., ICML 2017",
-        """@inproceedings{hanin2022deep,
-  title = {Deep {ReLU} Networks Preserve Expected Length},
-  author = {Hanin, Boris and Jeong, Ryan and Rolnick, David},
-  booktitle = {International Conference on Learning Representations},
-  year = {2022}
-}""",
+        bibtex("hanin2022deep"),
     )
 
     def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> _PathImage:

@@ -22,6 +22,7 @@ from nlbench.measure.replicates import GROUPS
 from nlbench.options import Option
 from nlbench.probes.sites.site import SiteBatch
 
+from .papers import bibtex
 from .statistics.prepared import PreparedSamples, Samples, prepare_batch, prepare_samples
 from .statistics.regression import RegressionSums
 from .statistics.reservoir import Reservoir
@@ -554,15 +555,7 @@ class Linearity(PooledMeasure):
         "A. Razzhigaev, M. Mikhalchuk, E. Goncharova, N. Gerasimenko, I. Oseledets, D. Dimitrov "
         "and A. Kuznetsov, Your Transformer is Secretly Linear, ACL 2024",
         "section 3, the linearity score; held out here",
-        """@inproceedings{razzhigaev2024secretly,
-    author    = {Razzhigaev, Anton and Mikhalchuk, Matvey and Goncharova, Elizaveta and
-                 Gerasimenko, Nikolai and Oseledets, Ivan and Dimitrov, Denis and
-                 Kuznetsov, Andrey},
-    title     = {Your Transformer is Secretly Linear},
-    booktitle = {Proceedings of the 62nd Annual Meeting of the Association for
-                 Computational Linguistics},
-    year      = {2024}
-}""",
+        bibtex("razzhigaev2024secretly"),
     )
 
     def accumulator(self) -> Accumulator:

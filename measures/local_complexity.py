@@ -20,6 +20,7 @@ from nlbench.probes.function import FunctionBatch
 from nlbench.probes.lines import SegmentTrace, estimate_segment, trace_segments
 from nlbench.probes.sites import SiteBatch, observe_sites, refuse_undefined
 
+from .papers import bibtex
 from .statistics.prepared import prepare_samples
 from .statistics.sample_measure import SampleMeasure
 
@@ -215,12 +216,7 @@ class LocalComplexity(SampleMeasure):
         'A. I. Humayun, R. Balestriero, R. Baraniuk, "Deep Networks Always Grok and Here is Why", '
         "ICML 2024",
         "section 3, local complexity; exact boundaries as in Patel & Montúfar 2025",
-        """@inproceedings{humayun2024deep,
-  title = {Deep Networks Always Grok and Here is Why},
-  author = {Humayun, Ahmed Imtiaz and Balestriero, Randall and Baraniuk, Richard},
-  booktitle = {International Conference on Machine Learning},
-  year = {2024}
-}""",
+        bibtex("humayun2024deep"),
     )
 
     def reset(self) -> None:

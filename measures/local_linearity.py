@@ -16,6 +16,7 @@ from nlbench.measure import MoreMeans
 from nlbench.options import Option
 from nlbench.probes.function import FunctionBatch
 
+from .papers import bibtex
 from .statistics.rounding import output_rounding
 from .statistics.sample_measure import SampleMeasure
 from .statistics.sample_seeds import random_signs, sample_seeds
@@ -170,14 +171,7 @@ class LocalLinearity(SampleMeasure):
         "C. Qin, J. Martens, S. Gowal, D. Krishnan, K. Dvijotham, A. Fawzi, S. De, R. Stanforth, "
         'P. Kohli, "Adversarial Robustness through Local Linearization", NeurIPS 2019',
         "equation 5, local linearity at random corners instead of the worst one, of the outputs",
-        """@inproceedings{qin2019adversarial,
-  title = {Adversarial Robustness through Local Linearization},
-  author = {Qin, Chongli and Martens, James and Gowal, Sven and Krishnan, Dilip and
-            Dvijotham, Krishnamurthy and Fawzi, Alhussein and De, Soham and
-            Stanforth, Robert and Kohli, Pushmeet},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2019}
-}""",
+        bibtex("qin2019adversarial"),
     )
 
     def terms(self, observation: FunctionBatch) -> tuple[Tensor, ...]:

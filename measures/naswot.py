@@ -16,6 +16,7 @@ from nlbench.options import Option
 from nlbench.probes.sites.site import SiteBatch
 
 from .linear_algebra.products import outer_products
+from .papers import bibtex
 from .statistics.prepared import PreparedSamples, Samples, prepare_batch
 from .statistics.samples import check_samples
 
@@ -163,12 +164,7 @@ class Naswot(Measure):
         'J. Mellor, J. Turner, A. Storkey, E. J. Crowley, "Neural Architecture Search without '
         'Training", ICML 2021',
         "equation 2, and the logarithm of the kernel's determinant",
-        """@inproceedings{mellor2021neural,
-  title = {Neural Architecture Search without Training},
-  author = {Mellor, Joe and Turner, Jack and Storkey, Amos and Crowley, Elliot J.},
-  booktitle = {International Conference on Machine Learning},
-  year = {2021}
-}""",
+        bibtex("mellor2021neural"),
     )
 
     def reset(self) -> None:

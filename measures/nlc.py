@@ -18,6 +18,8 @@ from nlbench.measure.sample_groups import SampleGroups
 from nlbench.options import Option
 from nlbench.probes.function import FunctionBatch, directional_derivative
 
+from .papers import bibtex
+
 # Standard deviation of the outputs, in units of their floating-point spacing, below which rounding
 # makes up more than a thousandth of the variance.
 MIN_SPREAD_IN_ROUNDINGS = 8
@@ -252,18 +254,7 @@ class NonlinearityCoefficient(Measure):
         "in G. Philipp. The Nonlinearity Coefficient - A Practical Guide to Neural Architecture "
         "Design. arXiv:2105.12210, 2021",
         "definition of the NLC",
-        """@article{philipp2018nonlinearity,
-    author  = {Philipp, George and Carbonell, Jaime G.},
-    title   = {The Nonlinearity Coefficient -- Predicting Generalization in Deep Neural Networks},
-    journal = {arXiv preprint arXiv:1806.00179},
-    year    = {2018}
-}
-@article{philipp2021nonlinearity,
-    author  = {Philipp, George},
-    title   = {The Nonlinearity Coefficient -- A Practical Guide to Neural Architecture Design},
-    journal = {arXiv preprint arXiv:2105.12210},
-    year    = {2021}
-}""",
+        bibtex("philipp2018nonlinearity", "philipp2021nonlinearity"),
     )
 
     def reset(self) -> None:

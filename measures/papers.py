@@ -1,11 +1,32 @@
-"""Papers that define several measures.
-
-Others are cited in the file of their measure.
-"""
+"""BibTeX of the papers that define measures, and the papers that define several of them."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
 from nlbench.citation import Source
+
+
+def bibtex(*keys: str) -> str:
+    """Return the entries of ``papers.bib`` with these keys.
+
+    Examples
+    --------
+    >>> bibtex("roy2007effective").partition(",")[0]
+    '@inproceedings{roy2007effective'
+    """
+    return "\n".join(_entries()[key] for key in keys)
+
+
+@cache
+def _entries() -> Mapping[str, str]:
+    """Return the entries of the file, keyed by their own keys."""
+    text = Path(__file__).with_name("papers.bib").read_text(encoding="utf-8")
+    entries = text.strip().split("\n\n")
+    return {re.split("[{,]", entry, maxsplit=2)[1]: entry for entry in entries}
 
 
 def traced_regions(equation: str) -> Source:
@@ -16,13 +37,7 @@ def traced_regions(equation: str) -> Source:
         'M. Sotoudeh, A. V. Thakur, "Computing Linear Restrictions of Neural Networks", '
         "NeurIPS 2019",
         equation,
-        """@inproceedings{gamba2022regions,
-  title = {Are All Linear Regions Created Equal?},
-  author = {Gamba, Matteo and Chmielewski-Anders, Adrian and Sullivan, Josephine
-            and Azizpour, Hossein and Bj{\\"o}rkman, M{\\aa}rten},
-  booktitle = {International Conference on Artificial Intelligence and Statistics},
-  year = {2022}
-}""",
+        bibtex("gamba2022regions"),
     )
 
 
@@ -33,15 +48,5 @@ def affinity_paper(equation: str) -> Source:
         "V. Kyrki and S. Kaski, From Alexnet to Transformers: Measuring the Non-linearity of "
         "Deep Neural Networks with Affine Optimal Transport, CVPR 2025, pages 25250-25260",
         equation,
-        """@InProceedings{Bouniot_2025_CVPR,
-    author    = {Bouniot, Quentin and Redko, Ievgen and Mallasto, Anton and Laclau, Charlotte
-                 and Struckmeier, Oliver and Arndt, Karol and Heinonen, Markus
-                 and Kyrki, Ville and Kaski, Samuel},
-    title     = {From Alexnet to Transformers: Measuring the Non-linearity of Deep Neural
-                 Networks with Affine Optimal Transport},
-    booktitle = {Proceedings of the Computer Vision and Pattern Recognition Conference (CVPR)},
-    month     = {June},
-    year      = {2025},
-    pages     = {25250-25260}
-}""",
+        bibtex("Bouniot_2025_CVPR"),
     )

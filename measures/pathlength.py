@@ -15,19 +15,13 @@ from nlbench.options import Option, OptionValue
 from nlbench.probes.graph.channel_graph import ChannelGraph, counted_lengths, walked_length
 from nlbench.probes.graph.graph_observation import channel_graph
 
+from .papers import bibtex
+
 NONLINEAR_ADVANTAGE = Source(
     "C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "
     "Might Not Be As Complex as You Think. ICML, 2023.",
     "average path length",
-    bibtex=(
-        "@inproceedings{mehmetigopel2023nonlinear,\n"
-        "  title={Nonlinear Advantage: Trained Networks Might Not Be As Complex as You "
-        "Think},\n"
-        '  author={Mehmeti-G{\\"o}pel, Christian H. X. Ali and Disselhoff, Jan},\n'
-        "  booktitle={International Conference on Machine Learning},\n"
-        "  year={2023}\n"
-        "}"
-    ),
+    bibtex("mehmetigopel2023nonlinear"),
 )
 
 

@@ -18,6 +18,7 @@ from nlbench.options import Option, OptionValue
 from nlbench.probes.sites.site import SiteBatch
 
 from .linear_algebra.products import gram, product, singular_value_decomposition
+from .papers import bibtex
 from .statistics.moments import Moments, PairsAccumulator, PairsMeasure
 from .statistics.prepared import (
     MAX_UNSCALED_RANGE,
@@ -565,13 +566,7 @@ class R2(PairsMeasure):
     source: ClassVar[Source] = Source(
         "N. R. Draper and H. Smith, Applied Regression Analysis, third edition, Wiley 1998",
         "coefficient of determination, and its adjusted form",
-        """@book{draper1998applied,
-    author    = {Draper, Norman R. and Smith, Harry},
-    title     = {Applied Regression Analysis},
-    edition   = {3},
-    publisher = {Wiley},
-    year      = {1998}
-}""",
+        bibtex("draper1998applied"),
     )
 
     @classmethod

@@ -15,6 +15,7 @@ from nlbench.errors import Undefined
 from nlbench.measure import Value
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, find_breakpoints, rounding
 
+from .papers import bibtex
 from .path_measure import PathMeasure
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -160,12 +161,7 @@ class Regions(PathMeasure):
         'M. Stargalla, C. Hertrich, D. Reichman, "The Computational Complexity of Counting Linear '
         'Regions in ReLU Neural Networks", NeurIPS 2025',
         "definitions of activation regions, connected regions and affine regions, along paths",
-        """@inproceedings{stargalla2025computational,
-  title = {The Computational Complexity of Counting Linear Regions in {ReLU} Neural Networks},
-  author = {Stargalla, Moritz and Hertrich, Christoph and Reichman, Daniel},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2025}
-}""",
+        bibtex("stargalla2025computational"),
     )
 
     def measure_segment(self, trace: SegmentTrace | SegmentEstimate) -> tuple[RegionCounts, ...]:

@@ -16,6 +16,7 @@ from nlbench.options import Option
 from nlbench.probes.function import FunctionBatch
 
 from .geometric_complexity import GeometricComplexity, squared_jacobian_norms
+from .papers import bibtex
 from .statistics.rounding import SAMPLES, output_rounding
 from .statistics.sample_measure import SampleMeasure
 from .statistics.sample_seeds import random_signs, sample_seeds
@@ -137,13 +138,7 @@ class Rugosity(SampleMeasure):
         "D. LeJeune, R. Balestriero, H. Javadi, R. G. Baraniuk, "
         '"Implicit Rugosity Regularization via Data Augmentation", 2019',
         "change of the slopes between neighbours, in random directions instead of augmentations",
-        """@article{lejeune2019rugosity,
-  title = {Implicit Rugosity Regularization via Data Augmentation},
-  author = {LeJeune, Daniel and Balestriero, Randall and Javadi, Hamid and
-            Baraniuk, Richard G.},
-  journal = {arXiv preprint arXiv:1905.11639},
-  year = {2019}
-}""",
+        bibtex("lejeune2019rugosity"),
     )
 
     def terms(self, observation: FunctionBatch) -> tuple[Tensor, ...]:
