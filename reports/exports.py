@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import os
 from collections.abc import Iterable, Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nlbench.errors import RequestError, one_line, strip_controls
-from nlbench.serialization.files import spreadsheet_safe, spreadsheet_text, write_atomically
+from nlbench.serialization.files import csv_text, spreadsheet_text, write_atomically
 from nlbench.store.run import Run
 
 from .leaderboard import Row, leaderboard
@@ -47,18 +46,7 @@ def to_csv(table: pd.DataFrame) -> str:
     Strings and column names that could be parsed as formulas are prefixed with an apostrophe,
     which `read_csv` removes.
     """
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([spreadsheet_safe(str(name)) for name in table.columns])
-    for row in table.itertuples(index=False, name=None):
-        writer.writerow([_csv_cell(value) for value in row])
-    return stream.getvalue()
-
-
-def _csv_cell(value: object) -> object:
-    if isinstance(value, str):
-        return spreadsheet_safe(value)
-    return "" if value is None or value != value else value
+    return csv_text(map(str, table.columns), table.itertuples(index=False, name=None))
 
 
 def read_csv(file: str | os.PathLike[str] | io.StringIO) -> pd.DataFrame:

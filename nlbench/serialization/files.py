@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
+import io
 import itertools
 import json
 import math
@@ -11,7 +13,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,27 @@ def spreadsheet_text(cell: str) -> str:
 
 # The apostrophe itself is escaped too, so that the escape can be undone.
 _FORMULA_STARTS = frozenset("=+-@\t\r\n'")
+
+
+def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table as CSV that is safe to open in a spreadsheet. None and NaN are empty.
+
+    Examples
+    --------
+    >>> csv_text(["model", "value"], [("=1+1", 0.5), ("vgg8", None)]).splitlines()
+    ['model,value', "'=1+1,0.5", 'vgg8,']
+    """
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(map(spreadsheet_safe, columns))
+    writer.writerows(map(_csv_cell, row) for row in rows)
+    return stream.getvalue()
+
+
+def _csv_cell(value: object) -> object:
+    if isinstance(value, str):
+        return spreadsheet_safe(value)
+    return "" if value is None or value != value else value
 
 
 def parse_json(text: str, origin: str, *, finite: bool = True) -> Any:

@@ -8,9 +8,7 @@ content is validated and never used as a file name.
 from __future__ import annotations
 
 import contextlib
-import csv
 import gc
-import io
 import itertools
 import math
 import os
@@ -24,7 +22,7 @@ from typing import TYPE_CHECKING
 from nlbench.errors import RequestError, one_line, system_text
 from nlbench.measure import Value
 from nlbench.parsers import unique
-from nlbench.serialization.files import is_part, make_folder, read_text, spreadsheet_safe
+from nlbench.serialization.files import csv_text, is_part, make_folder, read_text
 from nlbench.signals import uninterrupted
 from nlbench.subjects.facts import SubjectFacts
 
@@ -350,15 +348,9 @@ def table_text(records: Iterable[Record]) -> str:
 
     pandas isn't used, since its import takes a twentieth of a short run.
     """
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for record in records:
-        writer.writerows(map(_csv_cell, row) for row in _rows(record))
-    return stream.getvalue()
+    rows = (map(_printable, row) for record in records for row in _rows(record))
+    return csv_text(COLUMNS, rows)
 
 
-def _csv_cell(value: object) -> object:
-    if isinstance(value, str):
-        return spreadsheet_safe(value if value.isprintable() else one_line(value))
-    return "" if value != value else value
+def _printable(value: object) -> object:
+    return one_line(value) if isinstance(value, str) and not value.isprintable() else value
