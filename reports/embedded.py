@@ -280,8 +280,12 @@ class PageData:
             "p": self._place_lists.setdefault(key, len(self._place_lists)),
             "c": values,
             "f": [p.text if math.isfinite(p.value) else "" for p in places],
+            # Half of the interval, before the bounds cut one of its ends.
             "h": [
-                _json_number(p.interval[1] - p.value, 6) if p.error >= 0 else None for p in places
+                _json_number(max(abs(end - p.value) for end in p.interval), 6)
+                if p.error >= 0
+                else None
+                for p in places
             ],
             "k": counts[0] if len(set(counts)) == 1 else counts,
         }

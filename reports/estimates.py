@@ -37,6 +37,8 @@ class Estimate:
         on samples, empty if its error is unknown.
     numerical_error : float
         Bound for the error of the method itself; 0 if there is none.
+    bounds : tuple of float
+        Minimum and maximum possible value.
     """
 
     value: float
@@ -44,6 +46,7 @@ class Estimate:
     key: str = ""
     unit: str = ""
     numerical_error: float = 0.0
+    bounds: tuple[float, float] = (-math.inf, math.inf)
 
     @cached_property
     def error(self) -> float:
@@ -57,8 +60,13 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The confidence interval, without the numerical error, or NaN if unknown."""
-        return interval(self.value, self.error, self.degrees)
+        """The confidence interval, with the numerical error, within the bounds; NaN if unknown."""
+        low, high = interval(self.value, self.error, self.degrees)
+        if math.isnan(low):
+            return low, high
+        least = min(self.bounds[0], self.value)
+        greatest = max(self.bounds[1], self.value)
+        return max(low - self.numerical_error, least), min(high + self.numerical_error, greatest)
 
     @property
     def text(self) -> str:
@@ -69,6 +77,7 @@ class Estimate:
         """Return a multiple of the estimate, with the same key."""
         return replace(
             self,
+            bounds=(-math.inf, math.inf),
             value=factor * self.value,
             replicates=tuple(factor * replicate for replicate in self.replicates),
             numerical_error=abs(factor) * self.numerical_error,

@@ -190,19 +190,17 @@ def _column(
 def _standing(
     seeds: Sequence[Score], subjects: Sequence[TableSubject], info: MeasureInfo
 ) -> Standing:
-    """Return the entry of a network, with its interval as far as it is within the bounds."""
+    """Return the entry of a network."""
     score = mean_score(seeds, [subject.training_seed for subject in subjects])
     values = score.place_values
     if len(seeds) > 1:
         values = np.array([each.value for each in seeds if math.isfinite(each.value)])
     is_range = len(values) > 1 and (len(seeds) == 1 or score.status == "ok")
     low, high = score.interval
-    half = score.numerical_error
-    least, greatest = (None if b is None else float(b) for b in info.bounds)
     return Standing(
         **{field.name: getattr(score, field.name) for field in fields(score)},
-        low=low - half if least is None else min(max(low - half, least), score.value),
-        high=high + half if greatest is None else max(min(high + half, greatest), score.value),
+        low=low,
+        high=high,
         least=float(values.min()) if is_range else math.nan,
         greatest=float(values.max()) if is_range else math.nan,
     )

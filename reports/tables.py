@@ -89,6 +89,8 @@ Measures = Mapping[str, MeasureInfo]
 RELATIVE = {"absdev.relative": ("absdev", "over_range")}
 """Base measure and statistic of each derived measure."""
 
+RELATIVE_BOUNDS = (0.0, 1.0)
+
 
 def relative_score(score: Score, statistic: str) -> Score:
     """Return a score in which a statistic of paths is the value.
@@ -112,7 +114,7 @@ def relative_score(score: Score, statistic: str) -> Score:
 def _select_statistic(score: Score, statistic: str) -> Score:
     """Return a score without places whose value is a statistic, without replicates."""
     number = score.statistics.get(statistic, math.nan)
-    bare = replace(score, statistics={}, replicates=(), numerical_error=0.0)
+    bare = replace(score, statistics={}, replicates=(), numerical_error=0.0, bounds=RELATIVE_BOUNDS)
     if score.status == "ok" and math.isfinite(number):
         return replace(bare, value=number, statistics={"value": number})
     status = score.status if score.status != "ok" else "undefined"
@@ -177,14 +179,19 @@ class Score(Estimate):
         )
 
     @classmethod
-    def from_record(cls, record: Record) -> Score:
-        """Return the score in a record."""
+    def from_record(cls, record: Record, bounds: tuple[float | None, float | None]) -> Score:
+        """Return the score in a record, given the bounds of the measure."""
         probe = record.probe
         parts = (record.subject.sample_hash, str(probe.facts.get("paths_hash") or ""))
         key = " ".join(part for part in parts if part)
         unit = "exact" if record.measure.exact else "paths" if probe.name == "lines" else "samples"
-        places = tuple(cls.of(v, v.numbers, key, unit, name=v.place) for v in record.result.values)
-        return cls.of(record.result, record.result.numbers, key, unit, places=places)
+        least, greatest = bounds
+        limits = -math.inf if least is None else least, math.inf if greatest is None else greatest
+        places = tuple(
+            cls.of(v, v.numbers, key, unit, name=v.place, bounds=limits)
+            for v in record.result.values
+        )
+        return cls.of(record.result, record.result.numbers, key, unit, places=places, bounds=limits)
 
     @property
     def place_values(self) -> NDArray[np.float64]:
@@ -334,12 +341,14 @@ class Scores:
         names = unique((run, *record.subject.identity) for run, record in every)
         labels = dict(zip(names, _labels(names), strict=True))
         self.subjects = tuple(TableSubject(label, *name) for name, label in labels.items())
+        described = measures or {}
         self._scores: dict[tuple[str, str], Score] = {}
         for run, record in every:
             key = labels[run, *record.subject.identity], record.measure.name
             if key in self._scores:
                 raise RequestError(f"two records for {', '.join(key)}; expected one")
-            self._scores[key] = score = Score.from_record(record)
+            bounds = described.get(record.measure.name, MeasureInfo()).bounds
+            self._scores[key] = score = Score.from_record(record, bounds)
             if len({place.name for place in score.places}) < len(score.places):
                 raise RequestError(f"the record for {', '.join(key)} contains a place twice")
         for name, (base, statistic) in RELATIVE.items():
@@ -350,7 +359,6 @@ class Scores:
                 relative = {(k, name): relative_score(s, statistic) for k, s in known.items()}
                 self._scores |= relative
         derived = {RELATIVE[name][0]: name for _, name in self._scores if name in RELATIVE}
-        described = measures or {}
         self.measures: dict[str, MeasureInfo] = {}
         for name in unique([*described, *(record.measure.name for _, record in every)]):
             info = described.get(name, MeasureInfo())
@@ -360,7 +368,7 @@ class Scores:
                 self.measures[derived[name]] = replace(
                     info,
                     description=f"{name} divided by the range of the logits on each path.",
-                    bounds=(0.0, 1.0),
+                    bounds=RELATIVE_BOUNDS,
                     scale="",
                     base=name,
                 )

@@ -625,10 +625,12 @@ function signature(cell, label, measure, width = 300, height = 126) {
   frame(figure, null, y, left, top, right, bottom);
   if (named) names.forEach((name, site) => figure.text(x(site) + 4, bottom + 10, short(name, 16), {anchor: "end", size: 9, turn: -40}));
   else figure.text(left, height - 4, "input").text(right, height - 4, "output", {anchor: "end"});
+  const [least, greatest] = M[measure].bounds;
+  const within = (low, high) => [least === null ? low : Math.max(low, least), greatest === null ? high : Math.min(high, greatest)];
   let band = [];
   const flush = () => { if (band.length > 1) figure.line([...band.map(([a, , b]) => [a, b]), ...band.map(([a, b]) => [a, b]).reverse()], "c0", {fill: "c0", alpha: 0.16}); band = []; };
   names.forEach((_, site) => {
-    if (Number.isFinite(values[site]) && errors[site] >= 0) band.push([x(site), y(values[site] - errors[site]), y(values[site] + errors[site])]);
+    if (Number.isFinite(values[site]) && errors[site] >= 0) band.push([x(site), ...within(values[site] - errors[site], values[site] + errors[site]).map(y)]);
     else flush();
   });
   flush();

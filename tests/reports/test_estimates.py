@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_scores import Replicates, scores_of
 
 from nlbench.reports.compare import compare_scores, mark_significant
 from nlbench.reports.estimates import (
@@ -18,7 +19,7 @@ from nlbench.reports.estimates import (
     pairwise_excesses,
     relative_change,
 )
-from nlbench.reports.tables import Score
+from nlbench.reports.tables import MeasureInfo, Score
 
 GROUPS = 8
 
@@ -182,3 +183,23 @@ def test_a_large_change_at_one_place_is_found():
     [found] = mark_significant([compare_scores("", "m", before, after)])
     assert [d.is_significant for d in found.places] == [True, False, False, False, False, False]
     assert found.verdict.endswith("; 1 of 6 layers")
+
+
+def test_intervals_of_places_end_at_the_bounds(conftest):
+    subject = ("a", "init", "d", 0)
+    rows = conftest.cell_rows(subject, "affinity", {"relu": 0.999})
+    known = {(*subject, "affinity"): Replicates((), {"relu": (0.99, 0.999, 1.0)}, "k")}
+    info = MeasureInfo(probe="sites", bounds=(0.0, 1.0))
+    scores = scores_of(conftest.frame(rows), {"affinity": vars(info)}, known)
+    [place] = scores["a", "affinity"].places
+    assert 0.9 < place.interval[0] < 0.99
+    assert place.interval[1] == 1.0
+    difference = compare_scores("a", "affinity", *[scores["a", "affinity"]] * 2)
+    assert difference.places[0].first.interval[1] == 1.0
+
+
+def test_intervals_hold_values_outside_the_bounds():
+    estimate = Estimate(1.2, (1.1, 1.2, 1.3), bounds=(0.0, 1.0))
+    assert estimate.interval[1] == 1.2
+    assert estimate.interval[0] < 1.2
+    assert estimate.scaled(-1.0).interval[0] < -1.2
