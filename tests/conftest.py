@@ -10,15 +10,18 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # No example is too slow on a busy machine, and the same examples are drawn every time, so that a
-# failure is about the change at hand. `pytest --hypothesis-profile=random` draws others.
+# failure is about the change at hand. `pytest --hypothesis-profile=random` draws others, and more
+# where a test doesn't set their number.
 settings.register_profile(
     "nlbench",
     deadline=None,
-    max_examples=50,
+    max_examples=20,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-settings.register_profile("random", settings.get_profile("nlbench"), derandomize=False)
+settings.register_profile(
+    "random", settings.get_profile("nlbench"), derandomize=False, max_examples=100
+)
 settings.load_profile("nlbench")
 
 # Tests started in the background would ignore Ctrl-C, and under nohup the end of the terminal, and
@@ -26,7 +29,8 @@ settings.load_profile("nlbench")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# What is collected never becomes garbage. Looking for some in it takes a third of the collection.
+# What is collected never becomes garbage. Looking for some in it takes a third of the collection,
+# and a part of every test.
 gc.disable()
 
 # The developer's settings would change what commands print, and where data are found.
@@ -94,6 +98,7 @@ def one_tree_of_commands():
 def pytest_collection_modifyitems(items):
     import torch
 
+    gc.freeze()
     gc.enable()
     # Without a cache of fonts Matplotlib builds one, and prints so to standard error if it takes
     # long.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -87,7 +87,6 @@ def test_a_segment_without_length_has_none():
     assert absolute_deviation(trace_segment(net, x, x)).tolist() == [0, 0, 0, 0]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.floats(0.01, 1), min_size=1, max_size=8),
     st.integers(0, 10**6),

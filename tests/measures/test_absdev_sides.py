@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 from torch import nn
@@ -53,7 +53,6 @@ def scale_of(trace):
 
 
 @given(traces())
-@settings(max_examples=40)
 def test_area_of_each_side_equals_scipys(trace):
     found, scale = deviation_parts(trace), scale_of(trace)
     for logit in range(2):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import entropy, norm
 from torch import nn
@@ -22,7 +22,6 @@ def test_normal_inputs_have_entropy_of_their_distribution_function(mean, bits):
     assert value == pytest.approx(entropy([norm.cdf(mean), norm.sf(mean)], base=2), abs=2e-5)
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 999), st.integers(2, 30), st.integers(1, 6), st.sampled_from([0.0, 0.7]))
 def test_units_have_the_entropy_of_their_two_counts(seed, n, d, kink):
     x = np.random.default_rng(seed).standard_normal((n, d))

@@ -6,7 +6,7 @@ import numpy as np
 import ot
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import inv, sqrtm
 from scipy.spatial.distance import cdist
@@ -187,7 +187,6 @@ def test_fewer_samples_than_dimensions_give_the_same_score(monkeypatch):
     )
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.integers(0, 999),
     st.integers(2, 40),
@@ -212,14 +211,12 @@ def test_scaling_by_powers_of_two_changes_nothing(power):
     assert affinity_score(x, y * 2.0**power).item() == affinity_score(x, y).item()
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(2, 60), st.integers(1, 12))
 def test_score_without_shrinkage_lies_in_unit_interval(seed, n, d):
     x, y = heavy(seed, n, d), heavy(seed + 5000, n, d).abs().sqrt()
     assert 0 <= affinity_score(x, y, shrinkage="none").item() <= 1
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(1, 10))
 def test_positive_definite_affine_map_scores_one_without_shrinkage(seed, d):
     # Where Σx is badly conditioned, the ridge moves the map by more than this tolerance.

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nlbench.errors import NotFinite, Undefined
@@ -53,7 +53,6 @@ def batches(draw, numbers):
 
 
 @pytest.mark.parametrize("name", MEASURES)
-@settings(deadline=None, max_examples=30)
 @given(data=st.data())
 def test_reading_has_a_finite_value_or_a_reason(name, data):
     given_batches = data.draw(batches(data.draw(st.sampled_from([ordinary, extreme]))))
@@ -80,7 +79,6 @@ SCORES = {
 
 
 @pytest.mark.parametrize("name", SCORES)
-@settings(deadline=None, max_examples=30)
 @given(data=st.data())
 def test_finite_score_is_at_most_one_or_undefined(name, data):
     ((x, y), *_) = data.draw(batches(ordinary))

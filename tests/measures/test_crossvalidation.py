@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import r2_score as sklearns_r2
@@ -42,7 +42,6 @@ def streamed(batches, folds=5):
     return read(R2(kind="crossvalidated", folds=folds), batches)
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.integers(0, 999),
     st.integers(6, 40),
@@ -63,7 +62,6 @@ def test_few_samples_agree_with_sklearns_least_norm_fit(n, d):
     assert score(x, y) == pytest.approx(sklearns(x, y, 5), abs=1e-9)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(1, 4), st.integers(1, 50), st.sampled_from([0.0, 3e4]))
 def test_batches_are_as_good_as_one(seed, d, size, offset):
     x, y = layer(seed, 60, d, 3)

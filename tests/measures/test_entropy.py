@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nlbench.errors import NotFinite, Undefined
@@ -25,7 +25,6 @@ def slow_entropy(sample):
     return -np.sum(shares * np.log(shares))
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 999), st.integers(1, 8), st.integers(2, 60), st.booleans())
 def test_entropies_are_those_of_numpys_histograms(seed, n, d, rectified):
     values = features(seed, n, d)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -11,7 +11,6 @@ from nlbench.errors import NotFinite, Undefined
 from nlbench.measures.geometric_complexity import _directions, squared_jacobian_norms
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(1, 9), st.integers(1, 6), st.integers(1, 6))
 def test_linear_map_has_the_norm_of_its_matrix(seed, n, d, k):
     torch.manual_seed(seed)

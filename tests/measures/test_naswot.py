@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from drawing import before_drawing
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 from torch import nn
@@ -16,7 +16,6 @@ from nlbench.errors import Undefined
 from nlbench.measures.naswot import naswot_score, pattern_kernel
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 999), st.integers(2, 30), st.data())
 def test_two_samples_have_the_closed_form(seed, units, data):
     distance = data.draw(st.integers(1, units - 1))
@@ -28,7 +27,6 @@ def test_two_samples_have_the_closed_form(seed, units, data):
     assert score.item() == pytest.approx(expected, rel=1e-12)
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 999), st.integers(1, 12), st.integers(1, 40))
 def test_the_kernel_has_hamming_distances(seed, n, d):
     x = np.random.default_rng(seed).standard_normal((n, d))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -28,7 +28,6 @@ def read(model, batches, **options):
     return measure.compute()
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.integers(0, 999), st.integers(3, 30), st.integers(1, 6), st.integers(1, 6), st.integers(1, 9)
 )

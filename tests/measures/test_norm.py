@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nlbench.errors import Undefined
@@ -20,7 +20,6 @@ def pair(seed, n, d):
     return torch.tensor(x), torch.tensor(np.tanh(x))
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(1, 30), st.integers(1, 20))
 def test_both_kinds_are_numpys_frobenius_norms(seed, n, d):
     x, y = pair(seed, n, d)
@@ -30,7 +29,6 @@ def test_both_kinds_are_numpys_frobenius_norms(seed, n, d):
     assert change_norm(x, y).item() == pytest.approx(relative, rel=1e-12)
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.integers(0, 999),
     st.integers(1, 30),

@@ -65,7 +65,7 @@ def fewest(t, y, margins):
     return best[-1]
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(st.integers(0, 9999), st.integers(2, 7), st.integers(1, 3), st.floats(0.01, 0.5))
 def test_fewer_cuts_never_add_pieces(seed, n, k, tolerance):
     random = np.random.default_rng(seed)

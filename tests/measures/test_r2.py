@@ -47,7 +47,6 @@ def test_the_reference_values_are_met(case):
     assert streamed == pytest.approx(case["r2"], abs=1e-5)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(1, 8), st.integers(1, 5), st.integers(3, 40))
 def test_agrees_with_scikit_learn(seed, d, k, extra):
     x = normal(seed, d + extra, d)
@@ -63,7 +62,6 @@ def test_relu_of_a_normal_has_its_closed_form():
         )
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.integers(0, 999),
     st.integers(1, 6),
@@ -104,7 +102,6 @@ def test_an_unknown_weighting_is_named():
         r2_score(x, x, weighting="varance")
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(1, 6), st.integers(1, 60), st.sampled_from([0.0, 3e4]))
 def test_pooled_batches_are_as_good_as_one(seed, d, size, offset):
     x = normal(seed, 60, d)
@@ -114,7 +111,6 @@ def test_pooled_batches_are_as_good_as_one(seed, d, size, offset):
     assert streamed == pytest.approx(r2_score(x, y).item(), abs=1e-9)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(2, 40), st.integers(1, 12))
 def test_value_lies_between_zero_and_one(seed, n, d):
     x, y = normal(seed, n + d, d) ** 3, normal(seed + 5000, n + d, d).abs()
@@ -151,7 +147,7 @@ def test_dead_and_duplicate_inputs_do_not_change_it():
         assert streamed == pytest.approx(r2_score(x, y, kind=kind).item(), abs=1e-9)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(
     st.integers(0, 999),
     st.integers(1, 6),

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import pdist
 from sklearn.metrics.pairwise import rbf_kernel
@@ -53,7 +53,6 @@ def ratio(hsic, pairs):
 
 
 @pytest.mark.parametrize(("debiased", "hsic"), [(False, biased), (True, unbiased)])
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(5, 30), st.integers(1, 20), st.floats(0.2, 2.0))
 def test_equals_definition_with_scikit_learns_kernels(debiased, hsic, seed, n, d, bandwidth):
     x = normal(seed, n, d)
@@ -80,7 +79,6 @@ def test_stream_uses_first_batchs_kernel(debiased, hsic):
     assert found == pytest.approx(ratio(hsic, pairs), abs=1e-9)
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.integers(0, 999), st.integers(-300, 300), st.floats(-50, 50), st.booleans())
 def test_rotations_units_and_offsets_do_not_matter(seed, power, shift, debiased):
     x = normal(seed, 12, 4)

@@ -67,7 +67,6 @@ def test_an_affine_network_has_one_region():
     assert counts(lambda x: 3 * x - 1) == RegionCounts(1, 1, 1)
 
 
-@settings(deadline=None, max_examples=25)
 @given(st.integers(0, 9999), st.integers(1, 12), st.sampled_from([1, 3]))
 def test_regions_of_layer_are_those_of_its_hyperplanes(seed, width, outputs):
     torch.manual_seed(seed)
@@ -79,7 +78,7 @@ def test_regions_of_layer_are_those_of_its_hyperplanes(seed, width, outputs):
     assert found == RegionCounts(regions, regions, regions)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(0, 9999))
 def test_affine_maps_equal_gradients_inside_regions(seed):
     generator = np.random.default_rng(seed)

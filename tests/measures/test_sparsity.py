@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -24,7 +24,6 @@ def entries(seed, shape):
     return torch.tensor(values)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 999), shapes)
 def test_shares_are_those_of_a_loop_over_entries(seed, shape):
     values = entries(seed, shape)
@@ -32,7 +31,6 @@ def test_shares_are_those_of_a_loop_over_entries(seed, shape):
     np.testing.assert_allclose(fraction_near_zero(values).numpy(), expected, rtol=1e-6)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), shapes, st.sampled_from([torch.float32, torch.float64]))
 def test_numpy_and_pytorch_steps_are_bit_equal(seed, shape, dtype):
     values = entries(seed, shape).to(dtype)

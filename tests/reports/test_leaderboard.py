@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_scores import Replicates, scores_of
 
@@ -51,7 +51,6 @@ def sampled_board(conftest, groups, about=MORE, keys=None):
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6), st.booleans())
-@settings(max_examples=40)
 def test_the_most_nonlinear_comes_first(conftest, values, more_is_more) -> None:
     about = MORE if more_is_more else LESS
     found = board(conftest, {f"m{i}": [v] for i, v in enumerate(values)}, about)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nlbench.errors import NotFinite, RequestError
@@ -23,7 +23,6 @@ def streamed(x, y, sizes):
     return stream
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.integers(0, 999),
     st.lists(st.integers(0, 20), min_size=1, max_size=8),

@@ -44,7 +44,6 @@ def test_squared_distances_are_scipys():
     np.testing.assert_allclose(squared_distances(a, b).numpy(), expected, rtol=1e-12)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 999), st.integers(2, 6), st.integers(1, 4))
 def test_the_matching_is_the_best_of_all_permutations(seed, n, d):
     a, b = points(seed, n, d), points(seed + 5000, n, d)
@@ -54,7 +53,6 @@ def test_the_matching_is_the_best_of_all_permutations(seed, n, d):
     assert mean_cost(a, b, matching) == pytest.approx(best, rel=1e-12)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 999), st.integers(2, 30), st.integers(1, 5), st.floats(0.0, 2.0))
 def test_certified_identity_costs_no_more_than_solvers_matching(seed, n, d, noise):
     a = points(seed, n, d)
@@ -66,7 +64,6 @@ def test_certified_identity_costs_no_more_than_solvers_matching(seed, n, d, nois
             assert gap <= allowed + 1e-12
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 999), st.integers(2, 12))
 def test_arbitrary_cost_is_never_certified_beyond_its_gap(seed, n):
     cost = np.random.default_rng(seed).integers(0, 4, (n, n)).astype(float)
@@ -96,7 +93,7 @@ def test_identity_is_certified_with_minimal_sweeps(cost, sweeps, monkeypatch):
         assert not certified(cost)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.integers(0, 999),
     st.integers(2, 40),
@@ -193,7 +190,6 @@ def test_a_rounding_mode_set_from_outside_is_heeded(monkeypatch):
     assert not certified_in_single_precision(a, b, allowed=1e-12)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(2, 20), st.integers(3, 9), st.integers(1, 3))
 def test_projected_points_keep_lengths_and_never_separate(seed, n, d, kept):
     a, b = points(seed, n, d), points(seed + 5000, n, d)
@@ -205,7 +201,6 @@ def test_projected_points_keep_lengths_and_never_separate(seed, n, d, kept):
     assert bool((short_a @ short_b.T >= a @ b.T - 1e-12).all())
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.integers(0, 999),
     st.integers(2, 40),
@@ -286,7 +281,6 @@ def least_cost(cost):
     return cost.numpy()[rows, columns].sum()
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.integers(0, 999),
     st.integers(2, 40),
@@ -303,7 +297,6 @@ def test_solver_matches_at_least_cost(seed, n, d, activation):
     assert mean_cost(a, b, matching) == pytest.approx(expected, rel=1e-10, abs=1e-14)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(2, 40), st.integers(1, 6))
 def test_potentials_bound_at_least_as_minima(seed, n, d):
     a, b = points(seed, n, d), points(seed + 5000, n, d).relu()
@@ -323,7 +316,6 @@ def test_coordinate_potentials_are_optimal_for_separate_activations(d):
     assert lower_bound(cost, coordinate_potentials(a, b)) == pytest.approx(least_cost(cost))
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 999), st.integers(2, 12))
 def test_swapped_identity_is_not_optimal(seed, n):
     cost = torch.tensor(np.random.default_rng(seed).integers(0, 4, (n, n)), dtype=torch.float64)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.covariance import LedoitWolf, ledoit_wolf_shrinkage
 from torch.autograd import gradcheck, gradgradcheck
@@ -23,7 +23,6 @@ def normal(seed, n, d, spread=0.0):
     return centered(torch.tensor(mixed * 10.0 ** np.linspace(-spread, 0, d)))
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 999), st.integers(2, 40), st.integers(2, 40), st.sampled_from([0.0, 3.0]))
 def test_the_shrunk_covariance_is_scikit_learns(seed, n, d, spread):
     data = normal(seed, n, d, spread)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import sqrtm
 from torch.autograd import gradcheck
@@ -25,7 +25,6 @@ def normal(seed, n, d):
     return centered(torch.tensor(mixed))
 
 
-@settings(max_examples=30)
 @given(st.integers(0, 999), st.integers(1, 12))
 def test_map_is_positive_definite_and_transports_covariance(seed, d):
     source, target = (np.cov(normal(seed + k, 60, d).numpy().T).reshape(d, d) for k in (0, 5000))

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
@@ -49,7 +49,6 @@ def test_an_invalid_shape_is_refused(shape):
         random_tensors(shape)
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     classes=st.integers(2, 20),
     channels=st.integers(1, 4),

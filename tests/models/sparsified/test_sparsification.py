@@ -318,7 +318,6 @@ def test_functions_of_slopes_refuse_a_model_without_them():
 
 
 @given(st.lists(st.floats(-1, 0.98), min_size=4, max_size=4), st.floats(0.1, 2))
-@settings(max_examples=30, deadline=None)
 def test_the_penalty_matches_the_formula(numbers, power):
     model = sparsify(chain())
     set_slopes(model, *numbers)
@@ -335,7 +334,7 @@ def test_the_penalty_has_no_gradient_at_frozen_units():
 
 
 @given(st.lists(st.floats(-2, 0.99), min_size=4, max_size=4), st.floats(0.2, 2))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_gradient_matches_finite_differences(numbers, power):
     model = sparsify(chain()).double()
     weight = slopes(model)[0]
@@ -414,7 +413,6 @@ def test_slopes_have_no_weight_decay():
 
 
 @given(st.floats(0, 1), st.integers(0, 5))
-@settings(max_examples=20, deadline=None)
 def test_random_control_makes_the_same_fraction_linear(share, seed):
     model, again = sparsify(VGG(8)), sparsify(VGG(8))
     assert randomize(model, share, seed) == round(share * 292)

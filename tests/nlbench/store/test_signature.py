@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from torch import nn
@@ -70,7 +70,6 @@ def test_statistics_leave_out_sites_without_a_value(gappy):
         _ = of_values(math.nan).statistics
 
 
-@settings(deadline=None, max_examples=60)
 @given(signatures, signatures)
 def test_the_distance_is_the_textbooks(a, b):
     one, other = of_values(*a), of_values(*b)
@@ -80,7 +79,6 @@ def test_the_distance_is_the_textbooks(a, b):
 
 
 @given(st.lists(signatures, min_size=2, max_size=5))
-@settings(max_examples=60)
 def test_distances_of_pairs_are_the_textbooks(given):
     found = dtw_distances(given)
     expected = [[slow_dtw(a, b) if i != j else 0 for j, b in enumerate(given)]

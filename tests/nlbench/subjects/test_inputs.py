@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -341,7 +341,6 @@ SHAPES = st.lists(st.lists(st.integers(1, 3), max_size=3).map(tuple), min_size=2
 INTEGERS = st.sampled_from([torch.int64, torch.int32, torch.uint8, torch.bool])
 
 
-@settings(deadline=None)
 @given(shapes=SHAPES, n=st.integers(1, 4), data=st.data())
 def test_packing_several_arguments_loses_nothing(shapes, n, data):
     floats = data.draw(st.sampled_from([torch.float32, torch.float64, None]))

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -133,7 +133,6 @@ late = steps.map(lambda step: (step[0], -1 - min(step[1], 2), -1 - step[2] % 4, 
 
 
 @given(st.integers(1, 4), st.lists(st.one_of(steps, late, late), min_size=1, max_size=10))
-@settings(max_examples=60, deadline=None)
 def test_lengths_equal_an_enumeration_of_paths(channels, drawn):
     network = Drawn(channels, drawn)
     assume(0 < network.number_of_paths() <= 3000)

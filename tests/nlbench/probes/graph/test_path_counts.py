@@ -8,7 +8,7 @@ taken over what meets, the slope is the expected length of the walk back.
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -153,7 +153,6 @@ STEPS = st.tuples(
 
 
 @given(st.integers(1, 4), st.lists(STEPS, min_size=1, max_size=9))
-@settings(max_examples=40, deadline=None)
 def test_lengths_equal_those_of_flow_through_network(channels, steps):
     x = torch.ones(1, channels, 2, 3, dtype=torch.float64)
     base = torch.ones((), dtype=torch.float64, requires_grad=True)

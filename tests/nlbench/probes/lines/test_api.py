@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -78,7 +78,6 @@ def test_max_pooling_bends_at_every_overtake():
     assert trace.values.flatten().tolist() == pytest.approx([1, 0.4, 0.4, 1])
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 10**6),
     st.sampled_from(
@@ -261,7 +260,6 @@ def test_changed_control_flow_is_detected():
         list(trace_segments(Turns(), torch.zeros(2, 1), torch.tensor([[1.0], [20.0]])))
 
 
-@settings(max_examples=20, deadline=None)
 @given(networks(), st.floats(0.1, 0.9))
 def test_parts_of_segments_have_their_breakpoints(drawn, fraction):
     net, start, end = drawn

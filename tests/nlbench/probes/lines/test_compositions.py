@@ -181,14 +181,13 @@ def assert_correct(drawn):
             assert np.abs((after - 2 * here + before) - bend).max() <= 1e-9 * scale
 
 
-@settings(max_examples=25, deadline=None)
 @given(compositions(1, 16))
 def test_compositions_agree_with_extended_precision(drawn):
     assert_correct(drawn)
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(compositions(40, 40))
 def test_forty_operations_agree_with_extended_precision(drawn):
     assert_correct(drawn)

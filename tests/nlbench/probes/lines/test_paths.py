@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nlbench.errors import RequestError
@@ -45,7 +45,6 @@ def test_halves_are_rounded_away_from_zero():
     assert translations(4, 2.5) == [(3, 0), (0, 3), (-3, 0), (0, -3)]
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(2, 9), st.floats(1, 6), st.integers(7, 9), st.integers(7, 9))
 def test_anchors_are_moved_images_with_replicated_edges(anchors, radius, height, width):
     images = torch.rand(2, 3, height, width)
@@ -79,7 +78,6 @@ def test_pairs_join_neighbours():
     assert torch.equal(paths[1, 1], inputs[3])
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(2, 9), st.floats(1, 6), st.integers(2, 6), st.integers(2, 6), st.integers(0, 99))
 def test_open_paths_join_translations_of_the_image(anchors, radius, height, width, seed):
     images = torch.rand(2, 3, height, width)

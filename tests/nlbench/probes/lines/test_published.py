@@ -41,7 +41,7 @@ def assert_same_apart_from_short_regions(exact, adaptive_trace):
     )
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(networks())
 def test_regions_are_those_of_the_exact_trace(drawn):
     net, start, end = drawn
@@ -52,14 +52,14 @@ def test_regions_are_those_of_the_exact_trace(drawn):
         assert torch.equal(adaptive_trace.origins, exact.origins)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(hostile_networks())
 def test_ties_and_zero_biases_make_no_difference(drawn):
     net, start, end = drawn
     assert_same_apart_from_short_regions(trace_segment(net, start, end), adaptive(net, start, end))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(networks())
 def test_coarse_sensitivities_miss_short_regions(drawn):
     net, start, end = drawn
@@ -154,7 +154,7 @@ def test_every_kind_of_unit_is_traced(function, bends):
     torch.testing.assert_close(adaptive_trace.values, exact.values, rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.integers(1, 7), st.integers(0, 10**6))
 def test_batch_of_segments_changes_nothing(together, seed):
     net = double_copy(mlp(seed))
@@ -189,7 +189,6 @@ def sampled(net, start, end, resolution=200, **options):
     return trace_segment(net, start, end, method="sampling", resolution=resolution, **options)
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.one_of(networks(), hostile_networks()), st.sampled_from([7, 64, 200]))
 def test_steps_with_boundaries_have_a_middle_breakpoint(drawn, resolution):
     net, start, end = drawn

@@ -106,7 +106,6 @@ def test_a_transformer_has_the_areas_that_scipy_finds():
 
 
 @given(st.integers(0, 10**6), st.sampled_from([1e-3, 1e-5]))
-@settings(max_examples=20)
 def test_error_estimate_holds_at_kinks(seed, tolerance):
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 2))
@@ -126,7 +125,6 @@ def test_error_estimate_holds_at_kinks(seed, tolerance):
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=20)
 def test_reversed_segments_have_the_same_areas(seed):
     random = np.random.default_rng(seed)
     a, b, c = random.normal(size=(3, 4, 1))
@@ -220,7 +218,6 @@ def test_a_tolerance_of_0_is_refused():
         smooth_estimate(column(np.square), tolerance=0)
 
 
-@settings(deadline=None, max_examples=25)
 @given(st.floats(0.01, 0.99))
 def test_a_narrow_peak_between_all_nodes_is_found(centre):
     def function(t):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import nn
 
 from nlbench.probes.lines import trace_segment
@@ -117,7 +117,6 @@ def test_propagated_rounding_makes_no_breakpoints():
         assert trace_segment(Functional(forward), start, end).regions == 1
 
 
-@settings(max_examples=25, deadline=None)
 @given(networks())
 def test_single_precision_finds_nearly_the_same_regions(drawn):
     net, start, end = drawn

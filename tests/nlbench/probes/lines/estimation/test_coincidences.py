@@ -94,7 +94,7 @@ def test_units_that_cross_together_count_once(name):
     assert estimate.at_least >= 0.98 * exact
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(
     st.integers(0, 10**6),
     st.sampled_from([nn.ReLU, nn.LeakyReLU, nn.ReLU6, abs_, clamp]),

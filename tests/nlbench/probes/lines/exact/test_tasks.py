@@ -3,7 +3,7 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from programs import record_checked_program, trace_program
 
@@ -36,7 +36,6 @@ def run(first, work, threads, stopped=None):
     run_tasks(first, work, threads, lambda task: 0, stopped or threading.Event())
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(1, 400), st.integers(1, 9), st.integers(1, 4))
 def test_nothing_is_lost_or_done_twice(size, limit, threads):
     intervals = []

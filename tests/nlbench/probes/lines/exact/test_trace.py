@@ -26,28 +26,27 @@ from segments import (
 )
 
 
-@settings(max_examples=25, deadline=None)
 @given(networks())
 def test_a_random_network_is_exactly_affine_between_breakpoints(drawn):
     net, start, end = drawn
     assert_exact(net, start, end, trace_segment(net, start, end))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(networks())
 def test_patterns_change_at_breakpoints_and_nowhere_else(drawn):
     net, start, end = drawn
     assert_patterns(net, start, end, trace_segment(net, start, end))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(networks())
 def test_boundaries_by_brute_force_are_breakpoints(drawn):
     net, start, end = drawn
     assert_complete(net, start, end, trace_segment(net, start, end))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(networks(), st.integers(2, 9))
 def test_the_limit_changes_nothing(drawn, limit):
     net, start, end = drawn
@@ -84,7 +83,7 @@ def test_computed_points_stay_within_the_limit():
     assert max(sizes) == 5
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(networks())
 def test_a_reversed_segment_has_the_same_regions(drawn):
     net, start, end = drawn
@@ -124,7 +123,6 @@ def test_boundaries_of_vgg8_by_brute_force_are_breakpoints(vgg_segment):
         assert ((trace.t > left - 1e-7) & (trace.t < right + 1e-7)).any()
 
 
-@settings(max_examples=25, deadline=None)
 @given(hostile_networks())
 def test_segments_on_boundaries_are_exact(drawn):
     net, start, end = drawn
@@ -135,7 +133,7 @@ def test_segments_on_boundaries_are_exact(drawn):
     torch.testing.assert_close(back.t, 1 - trace.t.flip(0), rtol=0, atol=1e-10)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(networks(), st.integers(1, 6), st.integers(2, 9))
 def test_batched_segments_equal_single_ones(drawn, together, limit):
     net, start, end = drawn
@@ -162,7 +160,7 @@ def test_a_trace_keeps_no_memory_of_its_neighbours():
             assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(networks())
 def test_contributions_add_up_to_the_crossings(drawn):
     net, start, end = drawn

@@ -41,7 +41,7 @@ def test_deeper_networks_keep_more_points_waiting():
     assert deep.width == shallow.width
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(networks(), st.sampled_from(["exact", "adaptive", "sampling"]))
 def test_memory_does_not_change_the_trace(drawn, method):
     net, start, end = drawn

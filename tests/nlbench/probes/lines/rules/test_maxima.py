@@ -15,7 +15,7 @@ from nlbench.probes.lines.rules.rounding import tolerance_factor
 from nlbench.probes.lines.rules.rule import Input, RecordedCall
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.booleans())
 def test_an_envelope_bends_where_the_largest_line_changes(seed, lines, ties):
     torch.manual_seed(seed)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from programs import record_checked_program
 from torch import nn
@@ -170,7 +170,6 @@ def test_kinks_add_no_extra_breakpoints(name):
     assert slope_changes(trace) >= trace.crossings - relus
 
 
-@settings(deadline=None, max_examples=20)
 @given(st.sampled_from(list(BENT)), st.integers(0, 10**6), st.booleans())
 def test_estimates_count_what_an_operation_bends(name, seed, resting):
     # After ReLUs, many units are tied.

@@ -9,7 +9,7 @@ from nlbench.probes.lines.rules.pieces import unit_crossings
 from nlbench.probes.lines.rules.rounding import channel_squares, peak, squared_errors
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 10**6), st.integers(2, 5), st.integers(1, 17), st.integers(1, 3))
 def test_sign_changes_are_found(seed, points, units, other):
     torch.manual_seed(seed)
