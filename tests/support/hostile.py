@@ -123,23 +123,19 @@ def chatty(x, y):
 
 def mini(in_channels=3, num_classes=10):
     """A convolution, a ReLU, a linear layer."""
-    return nn.Sequential(
-        nn.Conv2d(in_channels, 4, 3, stride=4),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(4, num_classes),
-    )
+    return _network(in_channels, 4, num_classes)
 
 
 def mini2(in_channels=3, num_classes=10):
     """Like mini, with eight channels."""
+    return _network(in_channels, 8, num_classes)
+
+
+def _network(in_channels, channels, num_classes):
+    convolution = nn.Conv2d(in_channels, channels, 3, stride=4)
+    pooling = nn.AdaptiveAvgPool2d(1)
     return nn.Sequential(
-        nn.Conv2d(in_channels, 8, 3, stride=4),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(8, num_classes),
+        convolution, nn.ReLU(), pooling, nn.Flatten(), nn.Linear(channels, num_classes)
     )
 
 

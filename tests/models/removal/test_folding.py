@@ -39,14 +39,13 @@ def check(network, inputs, folded):
     return twin
 
 
-@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
-    ("kernel", "padding", "stride", "groups", "mode"),
+    ("kernel", "padding", "stride", "groups", "mode", "bias"),
     [
-        (1, 0, 1, 1, "zeros"),
-        (3, 1, 1, 3, "zeros"),
-        (5, 2, 2, 1, "reflect"),
-        (2, 1, 3, 1, "circular"),
+        (1, 0, 1, 1, "zeros", True),
+        (3, 1, 1, 3, "zeros", False),
+        (5, 2, 2, 1, "reflect", False),
+        (2, 1, 3, 1, "circular", True),
     ],
 )
 def test_map_after_a_convolution_folds(bias, kernel, padding, stride, groups, mode):
@@ -114,11 +113,17 @@ class Padded(nn.Module):
         return self.conv(self.act(x + 1))
 
 
-@pytest.mark.parametrize("has_intercept", [True, False])
-@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
+SETTINGS = [(3, 0, 1, 1, True), (3, 1, 1, 3, False), (1, 1, 2, 1, True), (5, "same", 1, 1, True)]
+
+
 @pytest.mark.parametrize(
-    ("kernel", "padding", "stride", "groups", "bias"),
-    [(3, 0, 1, 1, True), (3, 1, 1, 3, False), (1, 1, 2, 1, True), (5, "same", 1, 1, True)],
+    ("kernel", "padding", "stride", "groups", "bias", "mode", "has_intercept"),
+    [
+        *((*settings, "zeros", has) for settings in SETTINGS for has in (True, False)),
+        (*SETTINGS[1], "reflect", True),
+        (*SETTINGS[2], "replicate", True),
+        (*SETTINGS[3], "circular", True),
+    ],
 )
 def test_map_before_a_convolution_folds_unless_zeros_are_padded(
     kernel, padding, stride, groups, bias, mode, has_intercept

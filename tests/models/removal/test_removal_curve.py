@@ -237,18 +237,6 @@ def test_command_writes_a_language_model_without_some_mlps(tmp_path, command):
     assert abs(left["loss"] - whole["loss"]) > 1e-5
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--by", "afinity"], ["--share", "call"], ["--keep", "2"], ["--data", "digit"], ["--of", "m"]],
-)
-def test_wrong_arguments_are_refused(arguments, tmp_path, command):
-    code, _, error = command(*arguments, "--out", str(tmp_path / "out"))
-    assert code == 2
-    assert error.startswith("nlbench: ")
-    assert error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 def test_folder_with_files_is_refused_before_any_work(tmp_path, command, monkeypatch):
     monkeypatch.setattr("nlbench.subjects.load.load_subject", None)
     for name in ("left.safetensors", "curve.csv", "notes.txt"):

@@ -36,18 +36,14 @@ def test_each_seed_gets_a_checkpoint(train, tmp_path):
 
 
 def test_recipe_of_the_model_is_followed_and_recorded(train, tmp_path):
-    done = train(*TINY, "--model", "resnet18-w4", "--out", "x.safetensors")
+    done = train(*TINY, "--model", "resnet18-w4", "--out", "x.safetensors", "--seeds", "0,00")
     assert done.returncode == 0, done.stderr
     assert "recipe          adam\n" in done.stdout
     manifest = json.loads((tmp_path / "x.training/manifest.json").read_text())
     assert manifest["request"]["recipe"] == manifest["recipe"]["name"] == "adam"
-
-
-def test_checkpoints_are_kept_after_listed_epochs(train, tmp_path):
-    done = train(*TINY, "--epochs", "4", "--checkpoint-epochs", "1,3", "--out", "x.safetensors")
-    assert done.returncode == 0, done.stderr
-    kept = sorted(file.name for file in (tmp_path / "x.training").glob("*.safetensors"))
-    assert kept == ["epoch0001.safetensors", "epoch0003.safetensors"]
+    assert manifest["seconds"] > 0
+    assert manifest["seconds"] == pytest.approx(manifest["calls"][0]["seconds"])
+    assert (tmp_path / "x.safetensors").is_file()  # One seed, although it is named twice.
 
 
 def test_a_missed_threshold_is_exit_status_1(train, tmp_path):
@@ -62,11 +58,7 @@ def test_a_missed_threshold_is_exit_status_1(train, tmp_path):
     [
         (["--seeds", "0,1", "--out", "x.safetensors"], "expected a folder for 2 seeds"),
         (["--out", "x"], "expected a name ending in .safetensors"),
-        (["--checkpoint-epochs", "0", "--out", "x.safetensors"], "expected 1 to 1e"),
-        (["--optimizer", "adm", "--out", "x.safetensors"], "did you mean 'adam'"),
         (["--set", "digits.size=3", "--out", "x.safetensors"], "expected synthetic.OPTION=VALUE"),
-        (["--set", "synthetic.sise=3", "--out", "x.safetensors"], "did you mean 'size'"),
-        (["--weights", "none.safetensors", "--out", "x.safetensors"], "no such file"),
         (["--omega", "1", "--out", "x.safetensors"], "has no setting 'omega'"),
         (["--recipe", "vanila", "--out", "x.safetensors"], "did you mean 'vanilla'"),
         (["--recipe", "post-training", "--out", "x.safetensors"], "starts from trained weights"),
@@ -75,14 +67,7 @@ def test_a_missed_threshold_is_exit_status_1(train, tmp_path):
         (["--seeds", "0,4294967296", "--out", "nets"], "the seed is 4294967296, expected 0 to"),
         (["--model", "vgg", "--seeds", "0,1", "--out", "nets"], "did you mean 'vgg8'"),
         (["--checkpoint-epochs", "1,3", "--out", "x.safetensors"], "3 is beyond the last epoch, 1"),
-        (
-            ["--learning-rate", "1e300", "--out", "x.safetensors"],
-            "--learning-rate: expected at most",
-        ),
         (["--learning-rate", "nan", "--out", "x.safetensors"], "--learning-rate: expected at most"),
-        (["--learning-rate", "0", "--out", "x.safetensors"], "expected more than 0"),
-        (["--seed", "99999999999999999999", "--out", "x.safetensors"], "expected at most"),
-        (["--label-noise", "1.5", "--out", "x.safetensors"], "expected at most 1"),
     ],
 )
 def test_invalid_command_leaves_nothing(train, tmp_path, arguments, message):
@@ -139,12 +124,6 @@ def test_a_seed_that_diverges_leaves_the_others_trained(train, tmp_path, monkeyp
     assert files == ["vgg8-seed1.safetensors"]
 
 
-def test_a_repeated_seed_is_trained_once(train, tmp_path):
-    done = train(*TINY, "--seeds", "0,00", "--out", "x.safetensors")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "x.safetensors").is_file()
-
-
 @pytest.mark.parametrize("resumed", [False, True])
 def test_interrupt_reports_saved_state(train, tmp_path, monkeypatch, resumed):
     from nlbench.models.training import loop
@@ -167,10 +146,3 @@ def test_interrupt_reports_saved_state(train, tmp_path, monkeypatch, resumed):
     done = train(*command, *(["--resume"] if resumed else []))
     assert done.returncode == (0 if resumed else 2)
     assert (tmp_path / "x.safetensors").is_file() == resumed
-
-
-def test_the_manifest_records_seconds(train, tmp_path):
-    train(*TINY, "--out", "x.safetensors")
-    manifest = json.loads((tmp_path / "x.training/manifest.json").read_text())
-    assert manifest["seconds"] > 0
-    assert manifest["seconds"] == pytest.approx(manifest["calls"][0]["seconds"])

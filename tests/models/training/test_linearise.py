@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,6 @@ from accuracies import accuracy
 from torch import nn
 
 import nlbench
-from nlbench.cli.app import main
 from nlbench.errors import RequestError
 from nlbench.models.networks import vgg
 from nlbench.models.training import parallel
@@ -181,11 +181,15 @@ def test_an_interrupted_grid_resumes(tmp_path, start):
 def test_networks_are_trained_first_where_none_ship(tmp_path, monkeypatch):
     from nlbench.models.training import recipes
 
-    quick = nlbench.registry.load("recipes", "vanilla")
-    monkeypatch.setattr(recipes, "vanilla", type(quick)("vanilla", 1, batch_size=16))
-    run = linearise(request(omegas=(0.0,), changes={**CHANGES, "epochs": 1}), tmp_path / "lin")
+    for name in ("vanilla", "adam"):
+        quick = replace(getattr(recipes, name), epochs=1)
+        monkeypatch.setattr(recipes, name, quick)
+    options = {"omegas": (0.0,), "changes": {**CHANGES, "epochs": 1}}
+    run = linearise(request(**options), tmp_path / "lin")
     assert list(values(run, "accuracy")) == ["reference-seed0.safetensors", NONE]
     assert (tmp_path / "lin/checkpoints/reference-seed0.safetensors").is_file()
+    with pytest.raises(RequestError, match="recipe"):
+        linearise(request(**options, base_recipe="adam"), tmp_path / "lin")
 
 
 def test_network_without_relu_is_refused_before_training(tmp_path):
@@ -217,37 +221,20 @@ def test_other_activations_are_warned_of_once(tmp_path, start, monkeypatch):
     assert monitor.lines == [message]
 
 
-def test_modes_use_one_folder(tmp_path, start):
+def test_modes_and_close_omegas_use_one_folder(made, tmp_path, start):
     folder = tmp_path / "lin"
-    linearise(request(weights=start, omegas=(0.1,)), folder)
-    run = linearise(request(mode="from-start", omegas=(0.1,)), folder)
+    shutil.copytree(made.path, folder)
+    run = linearise(request(mode="from-start", omegas=(0.1, 0.1000001)), folder)
     recipes = {s["weights"]: s["weights_metadata"]["recipe"] for s in run.manifest["subjects"]}
     assert recipes[MOST] == "post-training"
     assert recipes[f"start-{MOST}"] == "from-start"
+    assert len(list((folder / "checkpoints").glob("start-omega0.1*.safetensors"))) == 2
 
 
 def test_a_folder_of_another_training_is_refused(made, start):
     changes = {**CHANGES, "epochs": 3}
     with pytest.raises(RequestError, match="epochs"):
         linearise(request(weights=start, changes=changes), made.path)
-
-
-def test_another_base_recipe_is_refused(tmp_path, monkeypatch):
-    from nlbench.models.training import recipes
-
-    for name in ("vanilla", "adam"):
-        quick = replace(getattr(recipes, name), epochs=1)
-        monkeypatch.setattr(recipes, name, quick)
-    options = {"omegas": (0.0,), "changes": {**CHANGES, "epochs": 1}}
-    linearise(request(**options), tmp_path / "lin")
-    with pytest.raises(RequestError, match="recipe"):
-        linearise(request(**options, base_recipe="adam"), tmp_path / "lin")
-
-
-def test_values_of_omega_have_separate_checkpoints(tmp_path, start):
-    changes = {**CHANGES, "epochs": 1}
-    linearise(request(weights=start, omegas=(0.1, 0.1000001), changes=changes), tmp_path / "lin")
-    assert len(list((tmp_path / "lin" / "checkpoints").glob("*.safetensors"))) == 2
 
 
 def test_two_processes_never_train_into_one_folder(tmp_path, start):
@@ -329,26 +316,6 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, start):
 def test_an_invalid_request_is_refused(changes, message):
     with pytest.raises(RequestError, match=message):
         request(**changes)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--omega", "1,x"], "--omega: expected a number, got 'x'"),
-        (["--control", "rnd"], "--control: expected random, got 'rnd'"),
-        (["--base-recipe", "vanila"], "did you mean 'vanilla'"),
-        (["--set", "pathlength.nrmalized=no"], "did you mean 'normalized'"),
-        (["--seeds", "4294967296"], "the seed is 4294967296, expected 0 to"),
-    ],
-)
-def test_a_wrong_command_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):
-    command = ["nlbench", "linearize", "--model", "vgg8", "--out", str(tmp_path / "x"), *arguments]
-    monkeypatch.setattr("sys.argv", command)
-    with pytest.raises(SystemExit) as done:
-        main()
-    assert done.value.code == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "x").exists()
 
 
 def test_the_manifest_is_that_of_a_run(made):

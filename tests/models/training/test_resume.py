@@ -49,17 +49,16 @@ def interrupted(recipe, state, at_epoch):
 
 
 @pytest.mark.parametrize(
-    "recipe",
+    ("recipe", "at_epoch"),
     [
-        BASE,
-        replace(BASE, optimizer="adam", learning_rate=0.01),
-        replace(BASE, optimizer="adamw", schedule="cosine", weight_decay=0.1),
-        replace(BASE, warmup_steps=10, decay=0.5, decay_every=2),
-        replace(from_start, epochs=6, batch_size=8, omega=0.05, shift=1),
+        (BASE, 1),
+        (replace(BASE, optimizer="adam", learning_rate=0.01), 4),
+        (replace(BASE, optimizer="adamw", schedule="cosine", weight_decay=0.1), 1),
+        (replace(BASE, warmup_steps=10, decay=0.5, decay_every=2), 4),
+        (replace(from_start, epochs=6, batch_size=8, omega=0.05, shift=1), 1),
     ],
     ids=["sgd", "adam", "adamw-cosine", "warm-up", "linearising"],
 )
-@pytest.mark.parametrize("at_epoch", [1, 4])
 def test_resumed_training_has_the_same_weights(recipe, at_epoch, tmp_path):
     whole = train(network, images(), recipe, seed=5)
     interrupted(recipe, tmp_path / "state", at_epoch)

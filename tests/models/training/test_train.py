@@ -1,13 +1,9 @@
 import csv
 import json
-import os
 import shutil
-import signal
-import time
 from dataclasses import replace
 
 import pytest
-from commands import running
 from safetensors import safe_open
 
 from nlbench import registry
@@ -269,32 +265,6 @@ def test_interrupted_training_on_other_data_is_not_resumed(tmp_path):
     other = replace(QUICK, options=(*QUICK.options, ("seed", 7)))
     with pytest.raises(RequestError):
         run_training(other, file, resume=True)
-
-
-@pytest.mark.parametrize("seed", [-1, 2**32])
-def test_a_seed_out_of_bounds_is_refused(seed):
-    with pytest.raises(RequestError, match="seed"):
-        replace(QUICK, seed=seed)
-
-
-@pytest.mark.slow
-def test_ctrl_c_saves_state_and_prints_resume_command(tmp_path):
-    file = tmp_path / "cut.safetensors"
-    command = (
-        "train", "--model", "vgg8", "--epochs", "1000000", "--seed", "3", "--batch-size", "16",
-        "--device", "cpu", "--data", "synthetic", "--set", "synthetic.size=48",
-        "--set", "synthetic.test_size=16", "--out", file,
-    )  # fmt: skip
-    with running(*command, cwd=tmp_path, out=tmp_path / "out", error=tmp_path / "err") as process:
-        while not (tmp_path / "cut.training/state").exists() and process.is_alive():
-            time.sleep(0.02)
-        os.kill(process.pid, signal.SIGINT)
-        process.join()
-    message = (tmp_path / "err").read_text()
-    assert process.exitcode == 130, message
-    assert "--resume" in message
-    assert not file.exists()
-    assert (tmp_path / "cut.training" / "state").exists()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("overflow"), KeyboardInterrupt()])

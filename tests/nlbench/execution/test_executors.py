@@ -338,15 +338,6 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def test_sigterm_interrupts_only_during_the_run(plugin, tmp_path):
-    wanted, before = request("plain", seeds=(0, 1)), signal.getsignal(signal.SIGTERM)
-    stopping = Stopping(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(KeyboardInterrupt):
-        run(wanted, tmp_path / "run", progress=stopping)
-    assert signal.getsignal(signal.SIGTERM) is before
-    assert nlbench.load_run(tmp_path / "run").manifest["unfinished"]
-
-
 def test_cell_is_written_atomically_despite_signals(plugin, tmp_path, monkeypatch):
     write = locked_folder.write_atomically
 

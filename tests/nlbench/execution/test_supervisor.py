@@ -145,13 +145,18 @@ def command_lines():
 
 
 @pytest.mark.usefixtures("typed_input")
-def test_plugin_output_is_harmless_and_no_worker_survives(plugin, tmp_path):
+def test_plugin_output_is_harmless_and_no_worker_survives(plugin, tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
     result = run(request("chatty"), tmp_path / "run", execution=ExecutionOptions(timeout=60.0))
     assert result["chatty"].summary["value"] == 0.0
+    assert not list(temporary.iterdir())
     assert not [line for line in command_lines() if "nlbench.execution.worker" in line]
 
 
-def test_workers_killed_at_their_end_get_nothing(monkeypatch):
+def test_workers_killed_at_their_end_get_nothing(forked, monkeypatch):
     supervised = Supervisor(1, None)
     supervised._start()
     first = supervised._process
@@ -167,7 +172,7 @@ def test_workers_killed_at_their_end_get_nothing(monkeypatch):
     supervised.end()
 
 
-def test_dead_worker_is_reported(monkeypatch):
+def test_dead_worker_is_reported(forked, monkeypatch):
     supervised = Supervisor(1, None)
     supervised._start()
     supervised._process.kill()
@@ -191,16 +196,6 @@ def test_threads_of_a_worker_wait_passively_by_default(monkeypatch, set_by_user,
     supervised._start()
     supervised._connection.close()
     assert variables["OMP_WAIT_POLICY"] == policy
-
-
-def test_a_supervisor_leaves_no_file_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    supervised = Supervisor(1, None)
-    supervised._start()
-    assert not list(tmp_path.iterdir())
-    supervised.end()
-    assert not list(tmp_path.iterdir())
 
 
 def cell_of(name, probe):

@@ -1,6 +1,5 @@
 """Published networks are traced unchanged, or refused if they aren't piecewise affine."""
 
-import itertools
 import warnings
 
 import pytest
@@ -17,15 +16,12 @@ from nlbench.probes.lines.recording.recorder import untraceable_reason
 from segments import on_segment, outputs
 
 PLAIN = {"num_classes": 10}
-SHALLOW = {**PLAIN, "block": zoo.resnet.Bottleneck, "layers": [1, 1, 1, 1]}
 UNSET = {"num_classes": 10, "init_weights": False}
 
 # Networks of all operations, shallow where they are wide: options, image size, length of the
 # segment.
 FAMILIES = {
-    "alexnet": (PLAIN, 64, 1e-3),
     "resnet18": (PLAIN, 32, 1e-3),
-    "resnext": ({**SHALLOW, "groups": 32, "width_per_group": 4}, 32, 5e-4),
     "densenet": ({**PLAIN, "growth_rate": 16, "block_config": (3, 4, 5, 3)}, 32, 5e-4),
     "googlenet": (UNSET, 32, 5e-4),
     "squeezenet1_1": (PLAIN, 32, 5e-4),
@@ -33,7 +29,6 @@ FAMILIES = {
     "mobilenet_v2": ({"num_classes": 10, "width_mult": 0.35}, 32, 2e-3),
     "regnet_x_400mf": (PLAIN, 32, 1e-3),
 }
-CLASSES = {"resnext": zoo.ResNet, "densenet": zoo.DenseNet}
 
 
 def build(name, options):
@@ -41,10 +36,8 @@ def build(name, options):
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if name in CLASSES:
-            net = CLASSES[name](**options).eval()
-        elif name == "alexnet":
-            net = narrowed(name, options).eval()
+        if name == "densenet":
+            net = zoo.DenseNet(**options).eval()
         else:
             net = getattr(zoo, name)(weights=None, **options).eval()
     with torch.no_grad():
@@ -53,23 +46,6 @@ def build(name, options):
                 module.running_mean.normal_(0, 0.1)
                 module.running_var.uniform_(0.5, 2)
                 module.bias.normal_(0, 0.1)
-    return net
-
-
-def narrowed(name, options, width=64):
-    """Return a network with narrow hidden layers in its classifier."""
-    with torch.device("meta"):
-        net = getattr(zoo, name)(weights=None, **options)
-        layers = [i for i, m in enumerate(net.classifier) if isinstance(m, nn.Linear)]
-        widths = [net.classifier[layers[0]].in_features, width, width, options["num_classes"]]
-        for layer, sizes in zip(layers, itertools.pairwise(widths), strict=True):
-            net.classifier[layer] = nn.Linear(*sizes)
-    net.to_empty(device="cpu")
-    for module in net.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
-        if isinstance(module, (nn.Conv2d, nn.Linear)):
-            nn.init.kaiming_normal_(module.weight)
     return net
 
 

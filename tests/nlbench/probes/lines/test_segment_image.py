@@ -80,8 +80,11 @@ def test_batches_do_not_change_lengths(batch, monkeypatch):
     assert SegmentImage(network, ends, None, False, None).lengths == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.GELU, nn.Hardtanh, nn.ReLU6, nn.ELU])
-@pytest.mark.parametrize("width", [30, 300])
+@pytest.mark.parametrize(
+    ("activation", "width"),
+    [(nn.ReLU, 300), (nn.Tanh, 30), (nn.GELU, 300), (nn.Hardtanh, 30), (nn.ReLU6, 30),
+     (nn.ELU, 30)],
+)  # fmt: skip
 def test_estimated_lengths_match_finely_sampled_curves(activation, width):
     layers = [nn.Linear(8, width), activation(), nn.Linear(width, width), activation()]
     network = nn.Sequential(*layers).double()

@@ -1,3 +1,4 @@
+import itertools
 import math
 from dataclasses import replace
 
@@ -76,8 +77,11 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("segment", [ends(0), translated(1)], ids=["random", "translated"])
+@pytest.mark.parametrize(
+    ("name", "segment"),
+    [("max pooling", ends(0)), *zip(NETWORKS, itertools.cycle([translated(1), ends(0)]))],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_an_estimate_agrees_with_the_exact_trace(name, segment):
     trace = trace_segment(NETWORKS[name], *segment)
     estimate = estimate_segment(NETWORKS[name], *segment)
@@ -101,7 +105,7 @@ def test_boundaries_by_site_match_the_exact_trace():
         assert estimate.contributions[site] == pytest.approx(count, abs=1.5)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     st.integers(0, 10**6),
     st.sampled_from([nn.ReLU, nn.ReLU6, nn.Hardtanh]),
@@ -119,7 +123,7 @@ def test_at_least_is_a_lower_bound(seed, act, mode, replicated):
     assert estimate.at_least >= 0.95 * trace.crossings - 2
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(networks())
 def test_contrived_ties_cost_few_boundaries(case):
     network, start, end = case
@@ -173,7 +177,7 @@ def test_segments_from_a_boundary_do_not_cross_it():
     assert estimate.at_least == 0
 
 
-@pytest.mark.parametrize("seed", [87, 96, 138, 140, 170, 176])
+@pytest.mark.parametrize("seed", [87, 140, 176])
 def test_pairs_are_searched_longer_among_few_crossings(seed):
     # A pair is a large part of so few crossings, and a grid that finds none is weak evidence.
     torch.manual_seed(0)
@@ -187,7 +191,7 @@ def test_pairs_are_searched_longer_among_few_crossings(seed):
     assert estimate.crossings == trace_segment(net, start, end).crossings
 
 
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(st.integers(0, 10**6), st.sampled_from([5, 20, 64]))
 def test_estimates_depend_on_neither_memory_nor_batch(seed, megabytes):
     network = mlp(seed, widths=(3, 30, 30, 2))
@@ -343,7 +347,6 @@ def changed_places(before, after, tops):
     return distance[after]
 
 
-@settings(deadline=None, max_examples=20)
 @given(st.permutations(range(4)), st.sets(st.integers(0, 3), min_size=1))
 def test_ranks_count_at_most_the_exchanges(after, ranks):
     tops = {top for rank in ranks for top in (rank, rank + 1)} - {0, 4}
