@@ -14,8 +14,11 @@ import tempfile
 from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
-LIBRARIES = ["torch", "torchvision", "pandas", "scipy.stats", "sklearn.datasets"]
-FORKS.set_forkserver_preload([*LIBRARIES, "matplotlib.figure", "nlbench.execution.unit_runner"])
+LIBRARIES = [
+    "torch", "torchvision", "torch._decomp.decompositions_for_jvp", "safetensors.torch", "pandas",
+    "scipy.stats", "sklearn.datasets", "matplotlib.figure", "jinja2", "typer", "tomli_w",
+]  # fmt: skip
+FORKS.set_forkserver_preload([*LIBRARIES, "nlbench.execution.unit_runner"])
 
 
 def _pipe_without_reader():

@@ -30,7 +30,8 @@ def cancelling_weights():
 
 
 @pytest.mark.parametrize(
-    ("weights", "scale"), zip(cancelling_weights(), itertools.cycle([1e-20, 1e-6, 1.0, 1e12]))
+    ("weights", "scale"),
+    list(zip(cancelling_weights(), itertools.cycle([1e-20, 1e-6, 1.0, 1e12]))),
 )
 def test_segments_inside_a_boundary_have_no_breakpoints(weights, scale):
     net = nn.Sequential(nn.Linear(len(weights), 1, bias=False), nn.ReLU()).double()

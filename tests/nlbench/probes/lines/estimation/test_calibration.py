@@ -111,7 +111,7 @@ def nearly_constant_case(seed, scale, width=100, depth=4):
     return nn.Sequential(*parts, nn.Linear(width, 3).double()).float().eval(), start, end
 
 
-@pytest.mark.parametrize(("seed", "scale"), enumerate([0.1, 0.05, 0.02]))
+@pytest.mark.parametrize(("seed", "scale"), list(enumerate([0.1, 0.05, 0.02])))
 def test_errors_in_single_precision_cover_units_within_rounding(scale, seed):
     network, start, end = nearly_constant_case(seed, scale)
     segment = start.float(), end.float()
