@@ -404,7 +404,7 @@ def test_pairs_of_measures_are_chosen_in_the_heatmap(eight):
     assert "one mark per activation" in page.locator("#scatter").inner_text()
 
 
-@pytest.mark.parametrize("width", [360, 390, 900, 1440, 2560])
+@pytest.mark.parametrize("width", [360, 900, 2560])
 def test_no_width_makes_the_page_itself_scroll_sideways(eight, width):
     eight.page.set_viewport_size({"width": width, "height": 900})
     eight.open()
@@ -505,8 +505,11 @@ def test_hostile_names_are_shown_and_not_run(browser, files):
     seen.context.close()
 
 
-@pytest.mark.parametrize("page", ["eight.html#subject=vgg8", "one.html"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("page", "scheme"),
+    [("eight.html#subject=vgg8", "light"), ("eight.html#subject=vgg8", "dark"),
+     ("one.html", "light")],
+)  # fmt: skip
 def test_axe_finds_nothing(browser, files, page, scheme):
     pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
     from axe_playwright_python.sync_playwright import Axe

@@ -62,26 +62,13 @@ def smooth():
     )
 
 
-class Residual(nn.Module):
-    """A block whose ReLU is called twice, once as a function."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
-        self.head = nn.Linear(6, 4)
-
-    def forward(self, x):
-        x = self.first(x).relu()
-        return self.head(torch.relu(x + self.second(x)).mean((2, 3)))
-
-
 @pytest.fixture
 def cuda():
     with PretendCuda() as device:
         yield device
 
 
-@pytest.mark.parametrize("build", [pooled, smooth, Residual])
+@pytest.mark.parametrize("build", [pooled, smooth])
 def test_every_measure_agrees_with_the_cpu(build, monkeypatch):
     # The same number of measuring threads on machines with fewer cores.
     monkeypatch.setattr(sites, "measure_threads", lambda device: 3 if device.type == "cuda" else 1)

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -39,8 +41,9 @@ def looks_of(model, *batches, **options):
     return observations
 
 
-@pytest.mark.parametrize("most", [20, 3, 2])
-@pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
+@pytest.mark.parametrize(
+    ("error", "most"), list(zip(OUT_OF_MEMORY.values(), [20, 3, 2], strict=True))
+)
 def test_oversized_batch_is_split_and_observed_whole(most, error):
     model = Limited(1000, error)
     batches = [torch.randn(50, 6).double(), torch.randn(30, 6).double()]
@@ -197,8 +200,11 @@ MIXING = {
 }
 
 
-@pytest.mark.parametrize("function", MIXING.values(), ids=MIXING)
-@pytest.mark.parametrize("how", ["memory", "error"])
+@pytest.mark.parametrize(
+    ("function", "how"),
+    list(zip(MIXING.values(), itertools.cycle(["memory", "error"]))),
+    ids=MIXING,
+)
 def test_network_mixing_samples_is_refused_in_parts(function, how):
     torch.manual_seed(0)
     x, model = torch.randn(9, 6), Mixing(function)
