@@ -404,7 +404,7 @@ def test_pairs_of_measures_are_chosen_in_the_heatmap(eight):
     assert "one mark per activation" in page.locator("#scatter").inner_text()
 
 
-@pytest.mark.parametrize("width", [360, 900, 2560])
+@pytest.mark.parametrize("width", [390, 900, 1440])
 def test_no_width_makes_the_page_itself_scroll_sideways(eight, width):
     eight.page.set_viewport_size({"width": width, "height": 900})
     eight.open()
