@@ -41,14 +41,35 @@ MEASURES = (
     "activation-state",
     "influence",
     "linearity",
+    "elementwise-residual",
     "affine-residual",
     "nlc",
     "geometric-complexity",
     "local-complexity",
+    "local-linearity",
+    "rugosity",
     "accuracy",
     "substitution",
     "absdev",
+    "pieces",
+    "boundary-pieces",
+    "length-distortion",
 )
+OF_INPUTS = (
+    "affine-residual",
+    "nlc",
+    "geometric-complexity",
+    "local-complexity",
+    "local-linearity",
+    "rugosity",
+    "absdev",
+    "pieces",
+    "boundary-pieces",
+    "length-distortion",
+)
+"""Measures of real-valued inputs."""
+OF_IMAGES = ("nlc", "geometric-complexity", "local-complexity", "absdev")
+"""Those of them that are measured on images, in little time."""
 LEVEL = 0.95
 DRAWS = 20
 MAX_SHIFT = 2
@@ -136,13 +157,12 @@ def families() -> dict[str, Callable[[], Family]]:
         return Family(
             (load_vgg8("trained").model, load_vgg8("init").model),
             DigitImages().draw,
-            [name for name in MEASURES if name != "affine-residual"],
+            [name for name in MEASURES if name not in OF_INPUTS or name in OF_IMAGES],
             {"lines.number": 16},
         )
 
     def text() -> Family:
-        inputs = ("activation-state", "affine-residual", "nlc", "geometric-complexity")
-        names = [n for n in MEASURES if n not in (*inputs, "local-complexity", "absdev")]
+        names = [n for n in MEASURES if n not in OF_INPUTS]
         settings = {"sites.rows": "tokens"}
         return Family((Block(0).eval(), Block(1).eval()), draw_text, names, settings)
 
