@@ -127,12 +127,13 @@ class SegmentImage:
     def _at_midpoint(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return each site's output at the segment's midpoint."""
         if dtype not in self._midpoints:
-            outputs = self._midpoints[dtype] = {}
+            outputs: dict[str, Tensor] = {}
 
             def add(batch: SiteBatch) -> None:
                 outputs[batch.place] = batch.y.double()
 
             self._observe(dtype, [self._start.new_full((1,), 0.5)], add)
+            self._midpoints[dtype] = outputs
         return self._midpoints[dtype]
 
     def _observe(
