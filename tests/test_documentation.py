@@ -39,7 +39,10 @@ start, end = inputs[0], inputs[1]
 batches = [(inputs, _torch.arange(16) % 3)]
 criterion = _torch.nn.CrossEntropyLoss()
 items = [(_torch.rand(3, 32, 32), 0)]
+"""
 
+# Only for the blocks that use it, since its import takes longer than a block.
+READERS_OF_TEXT = """
 import transformers as _transformers
 
 gpt = _transformers.GPT2LMHeadModel(
@@ -88,6 +91,8 @@ def test_the_python_of_a_page_runs(page, tmp_path):
     parts = [block for block in blocks if not any(name in block for name in IS_A_SERVICE)]
     script = tmp_path / "page.py"
     # Each block begins with the reader's names.
+    names = re.compile(r"\b(gpt|texts|tokenize)\b")
+    parts = [READERS_OF_TEXT * bool(names.search(part)) + part for part in parts]
     script.write_text("\n".join(READERS + part for part in [*parts, USES.get(page, "")]))
     done = call(cwd=tmp_path, script=str(script))
     assert done.returncode == 0, done.stderr
