@@ -413,7 +413,7 @@ def _matching(
 
 def _size_margin(first: Difference, second: Difference) -> Change:
     """Subtract the sizes of two changes."""
-    terms = []
+    terms: list[tuple[float, Estimate]] = []
     for d, sign in ((first, 1.0), (second, -1.0)):
         weight = math.copysign(sign, sign * d.change)
         terms += [(weight, d.second), (-weight, d.first)]
