@@ -416,17 +416,24 @@ class _LeftOutSums(LeftOut):
         total = self._accumulator.total()
         rounding = self._accumulator.rounding_of_inputs
         errors = dict.fromkeys(sorted(groups), 0.0)
+        is_determined = True
         for members in self._accumulator.folds().values():
             held_out = reduce(RegressionSums.plus, (groups[member] for member in members))
             others = total.minus(held_out)
             fit_of_others = others.fit(*rounding)
             for left_out in errors:
                 if left_out not in members:
-                    fit = others.minus(groups[left_out]).fit(*rounding)
+                    fitted = others.minus(groups[left_out])
+                    fit = fitted.fit(*rounding)
+                    is_determined &= fit.rank < fitted.n - 1
                     errors[left_out] += held_out.squared_errors(fit)
                 elif len(members) > 1:
                     rest = held_out.minus(groups[left_out])
                     errors[left_out] += rest.squared_errors(fit_of_others)
+        # Held-out errors peak where a fit has as many rows as directions, so those on both sides
+        # of the peak tell nothing of each other.
+        if not is_determined and total.fit(*rounding).rank < total.n - 1:
+            raise NoReplicates("without a group, fits have fewer samples than directions")
         limit = total.n * EPSILON * total.centered()[2].sum().item()
         replicates = []
         for left_out, error in errors.items():

@@ -264,3 +264,17 @@ def test_percentiles_ignore_first_tokens():
     assert numbers["token_p50"] == pytest.approx(expected, abs=1e-9)
     expected = relative[~is_later].median().item()
     assert numbers["first_token"] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("n", "has_error"),
+    # Of 24 directions: 3/4 of the samples are fitted, and 5/8 without a group.
+    [(16, True), (28, False), (33, False), (36, False), (40, False), (48, True)],
+)
+def test_errors_are_unknown_next_to_the_peak(n, has_error):
+    model = nn.Sequential(nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 2)).eval()
+    inputs = torch.randn(n, 24, generator=torch.Generator().manual_seed(0))
+    (value,) = nlbench.evaluate(model, inputs, ["linearity"])["linearity"].values
+    assert value.status == "ok"
+    assert (value.error is not None) == has_error
+    assert has_error or value.reason.startswith("no standard error: without a group, fits")
