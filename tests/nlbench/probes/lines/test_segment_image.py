@@ -96,5 +96,5 @@ def test_estimated_lengths_match_finely_sampled_curves(activation, width):
     for site, image in images.items():
         length = image.diff(dim=0).norm(dim=1).sum().item()
         polygon = image[:: 2**8].diff(dim=0).norm(dim=1).sum().item()
-        assert estimate[site] == pytest.approx(length, rel=3e-3)
+        assert estimate[site] == pytest.approx(length, rel=segment_image.TOLERANCE)
         assert abs(estimate[site] - length) < max(abs(polygon - length), 2e-4 * length)
