@@ -30,31 +30,6 @@ from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.subject import Subject
 
 SIZES = (256, 512)
-MEASURES = (
-    "affinity",
-    "r2",
-    "cka",
-    "norm",
-    "entropy",
-    "sparsity",
-    "effective-rank",
-    "activation-state",
-    "influence",
-    "linearity",
-    "elementwise-residual",
-    "affine-residual",
-    "nlc",
-    "geometric-complexity",
-    "local-complexity",
-    "local-linearity",
-    "rugosity",
-    "accuracy",
-    "substitution",
-    "absdev",
-    "pieces",
-    "boundary-pieces",
-    "length-distortion",
-)
 OF_INPUTS = (
     "affine-residual",
     "nlc",
@@ -68,6 +43,22 @@ OF_INPUTS = (
     "length-distortion",
 )
 """Measures of real-valued inputs."""
+MEASURES = (
+    "affinity",
+    "r2",
+    "cka",
+    "norm",
+    "entropy",
+    "sparsity",
+    "effective-rank",
+    "activation-state",
+    "influence",
+    "linearity",
+    "elementwise-residual",
+    "accuracy",
+    "substitution",
+    *OF_INPUTS,
+)
 OF_IMAGES = ("nlc", "geometric-complexity", "local-complexity", "absdev")
 """Those of them that are measured on images, in little time."""
 LEVEL = 0.95

@@ -1,8 +1,9 @@
 """Compare the cost of a signature, all six site measures, with that of the forward pass.
 
 torchvision's ResNet18 with random weights runs on noise of 224×224 in batches of 128. Prints a
-table and writes it as JSON next to this file. Seconds are of the processor, on a GPU of a clock.
-Forward passes with and without measures alternate, and the ratio is that of the medians.
+table and writes it as JSON next to this file. Times are processor seconds on the CPU, and
+wall-clock seconds on a GPU. Forward passes with and without measures alternate, and the ratio is
+that of the medians.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from .exports import markdown_table, to_csv
 from .manifest import flatten, iter_settings
 from .tables import MeasureInfo, Measures, NamedRun, Score, TableSubject, read_run
 from .terminal import print_line
-from .text import ERROR_LEGEND, count, functional_calls, percentage, place_text
+from .text import count, error_legend, functional_calls, percentage, place_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -316,8 +316,8 @@ class Comparison:
             print_line(console, f"and {more} that changed less; -o FILE writes all")
         for line in self.sentences()[:_MAX_ROWS]:
             print_line(console, line)
-        if any(d.error > 0 for d in rows):
-            print_line(console, f"{ERROR_LEGEND}; changed: beyond it, by Holm's method at 5 %")
+        if legend := _legend(rows):
+            print_line(console, f"{legend}; changed: beyond it, by Holm's method at 5 %")
 
     def sentences(self) -> list[str]:
         """Describe the change in each network that has errors, one line per measure."""
@@ -372,7 +372,7 @@ class Comparison:
             "compare.html.j2",
             names=self.names,
             mark=Markup(_MARKS[".html"]),
-            legend=ERROR_LEGEND if any(d.error > 0 for d in self.rows()) else "",
+            legend=_legend(self.rows()),
             sentences=self.sentences(),
             panels=panels,
             undrawn=len(drawn) - _MAX_DRAWN,
@@ -409,6 +409,10 @@ def _matching(
     if not chosen:
         raise RequestError(f"--fail-if: {missing} matches '{pattern}'{nearest(pattern, names)}")
     return [d for d in differences if getattr(d, field) in chosen]
+
+
+def _legend(differences: Iterable[Difference]) -> str:
+    return error_legend(value for d in differences for value in (d.first, d.second))
 
 
 def _size_margin(first: Difference, second: Difference) -> Change:

@@ -35,7 +35,6 @@ from .population import find_population
 from .remarks import describe_scope, differences, gap_table, gaps, summary_sentence
 from .signatures import signature_maps
 from .tables import MeasureInfo, Measures, NamedRun, Scores, read_measures
-from .text import ERROR_LEGEND
 from .training import change_table, training_runs
 from .views import bibtex, board_view, card_axis, cite_sentence, heatmaps, strip_fields
 
@@ -208,7 +207,6 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         cite=_citation(named, all_rows, measures),
         bibtex=bibtex(named, measures),
         latex=latex_table(rows, measures) if len(rows) <= 100 else "",
-        error_legend=ERROR_LEGEND,
         left_out=[*left_out, *data.left_out()],
         confidence=content["confidence"],
         runs=named,

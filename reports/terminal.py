@@ -17,7 +17,7 @@ from .exports import board_texts
 from .leaderboard import Row, is_training, leaderboard, sort_measure
 from .remarks import collect_remarks, list_gpus
 from .tables import Measures, read_run
-from .text import ERROR_LEGEND, count, direction, functional_calls, unknown_errors, value_text
+from .text import count, direction, error_legend, functional_calls, unknown_errors, value_text
 
 _MAX_ROWS = 40
 _TAIL_ROWS = 10  # number of least nonlinear rows among those shown if not all fit
@@ -46,8 +46,8 @@ def print_leaderboard(run: Run, console: Console) -> None:
             print_line(console, calls)
     else:
         _print_board(console, rows, measures, subjects)
-    if any(entry.error > 0 for row in rows for entry in row.entries.values()):
-        print_line(console, ERROR_LEGEND)
+    if legend := error_legend(entry for row in rows for entry in row.entries.values()):
+        print_line(console, legend)
     if unknown := unknown_errors(row.entries for row in rows):
         print_line(console, unknown)
     gpus = list_gpus(run.manifest)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from nlbench.parsers import unique
 
 if TYPE_CHECKING:
+    from .estimates import Estimate
     from .leaderboard import Standing
     from .tables import MeasureInfo
 
 _SMALLEST_WITH_ERROR = 1e-5  # smaller values and errors have a common exponent
-ERROR_LEGEND = "± is how much a value would change with other samples of the same distribution"
 SIGNIFICANT = 4
 LARGEST_PLAIN, SMALLEST_PLAIN = 1e7, 1e-3  # numbers outside this range are shown with an exponent
 
@@ -274,6 +274,23 @@ def value_text(entry: Standing, info: MeasureInfo) -> str:
         noun = "seeds" if entry.over.endswith("seeds") else info.range_noun
         parts.append(f"{noun} {range_text([entry.least, entry.greatest], entry.error)}")
     return " · ".join(parts)
+
+
+def error_legend(estimates: Iterable[Estimate]) -> str:
+    """Return what ± is, or an empty text if no estimate has an error.
+
+    Examples
+    --------
+    >>> from .estimates import Estimate
+    >>> error_legend([Estimate(0.8, (0.7, 0.9), unit="3 seeds")])
+    '± is how much a value would change with other seeds'
+    """
+    over_seeds = [each.unit.endswith("seeds") for each in estimates if each.error > 0]
+    if not over_seeds:
+        return ""
+    others = "seeds" if all(over_seeds) else "samples of the same distribution"
+    or_seeds = ", or seeds" if any(over_seeds) and not all(over_seeds) else ""
+    return f"± is how much a value would change with other {others}{or_seeds}"
 
 
 def unknown_errors(entries: Iterable[Mapping[str, Standing]]) -> str:

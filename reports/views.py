@@ -17,7 +17,7 @@ from .leaderboard import Row, is_training, sort_measure
 from .population import find_population
 from .remarks import collect_remarks
 from .tables import MeasureInfo, Measures, NamedRun, Score
-from .text import number, range_text, short_decimals, unknown_errors
+from .text import error_legend, number, range_text, short_decimals, unknown_errors
 
 _WIDTH = 300.0
 _MARGIN = 12.0
@@ -145,9 +145,8 @@ def board_view(
         "strips": [_strip(row, data, fingerprint, content) for row in rows],
         "strip": fingerprint,
         "kinds": content["kindOrder"],
-        "has_errors": any(entry.error > 0 for entry in entries),
+        "error_legend": error_legend(entries),
         "unknown_errors": unknown_errors(row.entries for row in rows),
-        "over_seeds": any(entry.over.endswith("seeds") for entry in entries),
         "remarks": remarks,
         "notes": {cell: "abcdefgh"[i] for i, remark in enumerate(remarks) for cell in remark.cells},
     }

@@ -108,6 +108,7 @@ def test_errors_and_ranges_are_explained() -> None:
 def test_several_seeds_have_an_error_over_seeds() -> None:
     text = printed(make_run(1, measures=("affinity",), seeds=3))
     assert re.search(r"affinity +0\.\d+ ± 0\.\d+ \(3 seeds\) · seeds 0", text)
+    assert "± is how much a value would change with other seeds" in text
 
 
 def test_exact_values_say_so() -> None:
