@@ -123,7 +123,7 @@ class Accuracy(SampleMeasure):
     ----------
     .. math::
 
-        \frac{\#\{i : \operatorname{arg\,max}_j f_j(x_i) = \text{label}_i\}}{\#\{i\}}
+        \frac{\#\{i : \operatorname{argmax}_j f_j(x_i) = \text{label}_i\}}{\#\{i\}}
 
     Units
     -----

@@ -129,9 +129,9 @@ class ActivationState(PooledMeasure):
     ----------
     .. math::
 
-        \overline{H(p_u)}, \qquad H(p) = -p \log_2 p - (1 - p) \log_2 (1 - p),
+        \operatorname{mean}_u H(p_u), \qquad H(p) = -p \log_2 p - (1 - p) \log_2 (1 - p),
 
-    averaged over units u, where :math:`p_u` is the fraction of samples with input above ``kink``.
+    over units u, where :math:`p_u` is the fraction of samples with input above ``kink``.
 
     Units
     -----

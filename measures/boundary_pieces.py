@@ -88,7 +88,7 @@ class BoundaryPieces(PathMeasure):
     ----------
     .. math::
 
-        \#\{t : \operatorname{arg\,max}_j f_j(x(t)) \text{ changes}\} ,
+        \#\{t : \operatorname{argmax}_j f_j(x(t)) \text{ changes}\} ,
 
     or, for a single logit, the number of its sign changes.
 

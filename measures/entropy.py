@@ -102,9 +102,9 @@ class Entropy(PooledMeasure):
 
     .. math::
 
-        \overline{H(y_i) - H(x_i)}, \qquad H = -\sum_b p_b \log p_b ,
+        \operatorname{mean}_i [H(y_i) - H(x_i)], \qquad H = -\sum_b p_b \log p_b ,
 
-    averaged over samples, where :math:`p_b` is the fraction of the features in bin b.
+    over samples i, where :math:`p_b` is the fraction of the features in bin b.
 
     Units
     -----

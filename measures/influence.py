@@ -128,7 +128,7 @@ class Influence(PooledMeasure):
     ----------
     .. math::
 
-        \overline{1 - \frac{\langle x_i, y_i \rangle}{\|x_i\| \, \|y_i\|}}
+        1 - \operatorname{mean}_i \frac{\langle x_i, y_i \rangle}{\|x_i\| \, \|y_i\|}
 
     over rows i whose input and output are not zero.
 

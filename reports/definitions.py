@@ -1,37 +1,19 @@
-"""Formulas of measures, from the docstrings of their plugins, drawn as SVG."""
+"""Formulas of measures, from the docstrings of their plugins, as MathML."""
 
 from __future__ import annotations
 
-import io
 import re
 
-import matplotlib.mathtext
-import matplotlib.style
+import latex2mathml.converter
 from markupsafe import Markup
-from matplotlib.font_manager import FontProperties
 
 from nlbench import registry
 from nlbench.source_facts import measure_facts
 
-from .drawing import as_element
 from .tables import MeasureInfo
 
 _FORMULA = re.compile(r"^\.\. math::\n\n((?: +.*\n?|\n)+)", re.M)
 _SECTION = re.compile(r"^Definition\n-+\n(.*?)(?=^\w[\w ]*\n-+\n|\Z)", re.M | re.S)
-_TEXT = re.compile(r"\\text\{([^{}]*)\}")
-# LaTeX that matplotlib does not know, and what it draws instead.
-_REPLACEMENTS = (
-    (r"\\frac", r"\\dfrac"),
-    (r"\\tfrac", r"\\frac"),
-    (r"\\textstyle", ""),
-    (r"\\([Bb]ig|[Bb]igg)l", r"\\left"),
-    (r"\\([Bb]ig|[Bb]igg)r", r"\\right"),
-    (r"\\dots", r"\\ldots"),
-    (r"\\le\b", r"\\leq"),
-    (r"\\ge\b", r"\\geq"),
-    (r"(?<=\\operatorname\{arg)\\,max", "max"),
-)
-_PATHS = {"svg.fonttype": "path", "mathtext.fontset": "cm", "svg.hashsalt": "nlbench"}
 
 
 def formula(measure: str, version: str) -> str:
@@ -53,29 +35,22 @@ def formula(measure: str, version: str) -> str:
     return " ".join(found[1].split()) if found and facts["version"] == version else ""
 
 
-def drawn_formula(latex: str, prefix: str) -> Markup:
-    """Draw a formula as an SVG element in the colour of the text, or return LaTeX if that fails.
+def to_mathml(latex: str) -> Markup:
+    r"""Convert a formula to MathML, or return LaTeX if that fails.
 
-    `prefix` precedes every id, and is unique on the page.
+    Examples
+    --------
+    >>> "<mfrac>" in to_mathml(r"\frac{a}{b}")
+    True
     """
-    text = latex.rstrip(" ,;.")
-    text = _TEXT.sub(lambda match: r"\mathrm{" + match[1].replace(" ", r"\ ") + "}", text)
-    for pattern, replacement in _REPLACEMENTS:
-        text = re.sub(pattern, replacement, text)
-    buffer = io.BytesIO()
     try:
-        with matplotlib.style.context(["default", _PATHS]):
-            matplotlib.mathtext.math_to_image(
-                f"${text}$", buffer, prop=FontProperties(size=11), format="svg"
-            )
-    except ValueError:
+        math = latex2mathml.converter.convert(latex.rstrip(" ,;."))
+    except Exception:  # Each fault of LaTeX has an exception of its own.
         return Markup('<code class="formula">{}</code>').format(latex)
-    svg = as_element(buffer.getvalue(), prefix=prefix, title=latex)
-    svg = svg.replace("fill: #ffffff", "fill: none")
-    return Markup('<span class="formula" tabindex="0">{}</span>').format(Markup(svg))
+    return Markup('<span class="formula" tabindex="0">{}</span>').format(Markup(math))
 
 
-def definition(measure: str, info: MeasureInfo, prefix: str) -> Markup:
-    """Return the drawn formula of a measure, or nothing if it has none."""
+def definition(measure: str, info: MeasureInfo) -> Markup:
+    """Return the formula of a measure as MathML, or nothing if it has none."""
     latex = formula(measure, info.version)
-    return drawn_formula(latex, prefix) if latex else Markup()
+    return to_mathml(latex) if latex else Markup()

@@ -152,7 +152,8 @@ def use_page_colours(svg: str) -> str:
 def to_svg(figure: Figure, *, prefix: str, title: str) -> str:
     """Convert a figure to an SVG element, deterministically, with a title for screen readers.
 
-    `prefix` precedes every id, and is unique on the page: letters, digits and hyphens.
+    `prefix` precedes every id, and is unique on the page: letters, digits and hyphens. The rules of
+    matplotlib's style sheet are moved to the element, so that they don't affect the page.
 
     Examples
     --------
@@ -163,16 +164,7 @@ def to_svg(figure: Figure, *, prefix: str, title: str) -> str:
     with matplotlib.style.context(["default", STYLE]):
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", metadata=nothing)
-    return as_element(buffer.getvalue(), prefix=prefix, title=title)
-
-
-def as_element(svg: bytes, *, prefix: str, title: str) -> str:
-    """Convert a file that matplotlib wrote to an SVG element of a page.
-
-    The rules of its style sheet are moved to the element, so that they don't affect the page. See
-    `to_svg`.
-    """
-    text = _NOT_DRAWN.sub("", svg.decode("utf-8"))
+    text = _NOT_DRAWN.sub("", buffer.getvalue().decode("utf-8"))
     text = _TAG.sub(lambda tag: _ID.sub(rf"\1{prefix}-", tag[0]), text)
     head, _, content = text[text.index("<svg") :].partition(">")
     size = " ".join(re.findall(r'(?:width|height|viewBox)="[^"]*"', head))

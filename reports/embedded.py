@@ -411,15 +411,11 @@ def numbered(names: Collection[str]) -> set[str]:
     return {name for name in names if name[-1:].isdigit() and name.rstrip("0123456789") in stems}
 
 
-def compressed(content: bytes) -> str:
-    """Compress content for a page, which unpacks it by ``DecompressionStream``."""
-    return base64.b64encode(gzip.compress(content, mtime=0)).decode("ascii")
-
-
 def to_script(content: Mapping[str, Any]) -> str:
-    """Serialize a page's data to compressed JSON."""
+    """Serialize a page's data to JSON, compressed, which the page unpacks."""
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return compressed(text.encode("utf-8", "replace"))
+    packed = gzip.compress(text.encode("utf-8", "replace"), mtime=0)
+    return base64.b64encode(packed).decode("ascii")
 
 
 def read_page(path: str | os.PathLike[str]) -> pd.DataFrame:

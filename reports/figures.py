@@ -1,4 +1,4 @@
-"""Figures of runs, for papers, notebooks and the page's exports.
+"""Figures of runs, for papers and notebooks.
 
 `paper_figure` draws every form in the size at which it stands in a paper: text of 8 points, and
 colours that are distinct for colour-blind readers and in grey.
@@ -24,7 +24,6 @@ from nlbench.store.run import Run
 
 from .compare import Difference, compare_runs, compare_scores, mark_significant
 from .drawing import PAGE_WIDTH, NotebookFigure, laid_out
-from .embedded import compressed
 from .leaderboard import Row, compared_measures, leaderboard
 from .panels import (
     MAX_SERIES,
@@ -302,22 +301,6 @@ def _path(source: FigureData, figure: Figure) -> float:
     figure.legend(handles, labels, loc="outside upper left", ncols=2)
     figure.align_ylabels()
     return 0.6 + sum(ratios)
-
-
-def page_exports(scores: Scores, drawings: Mapping[Identity, Mapping[str, Any]]) -> dict[str, str]:
-    """Draw the figures that a page exports, as compressed SVG files in Base64, keyed by form.
-
-    They are what `paper_figure` draws for the same networks, as far as there is something to draw.
-    """
-    source = FigureData(scores, drawings)
-    exports = {}
-    for form, draw in _DRAWINGS.items():
-        try:
-            figure = laid_out(WIDTHS["column"], "svg", partial(draw, source))
-        except RequestError:
-            continue  # nothing to draw, or too much for one figure
-        exports[form] = compressed(figure.to_bytes())
-    return exports
 
 
 _DRAWINGS: dict[str, Callable[[FigureData, Figure], float]] = {

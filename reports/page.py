@@ -25,12 +25,11 @@ from .definitions import definition
 from .embedded import PageData, to_script
 from .environment import is_replaceable, render, write_text
 from .exports import latex_table
-from .figures import page_exports
 from .findings import DISAGREE, findings
 from .leaderboard import CONFIDENCE, Row, is_training, leaderboard, sort_measure
 from .linearised import tradeoffs
 from .manifest import manifest_lines
-from .planes import load_planes
+from .pictures import load_planes
 from .population import find_population
 from .remarks import describe_scope, differences, gap_table, gaps, summary_sentence
 from .signatures import signature_maps
@@ -169,7 +168,6 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
     linearised = tradeoffs(named)
     sentences = findings(all_rows, scores, missing, correlations["spearman"])
     data = PageData(shown, rows, named)
-    drawings = {key: drawing for run in named for key, drawing in run.drawings.items()}
     content = {
         **data.pack(),
         "single": is_single,
@@ -178,7 +176,6 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         "maps": signature_maps(rows, shown),
         "trainings": [],
         "tradeoffs": [tradeoff.content for tradeoff in linearised],
-        "figures": page_exports(shown, drawings),
     }
     changed = []
     positions = {row.label: index for index, row in enumerate(rows)}

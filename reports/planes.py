@@ -1,12 +1,10 @@
-"""Pictures of planes through input space."""
+"""Drawings of planes through input space."""
 
 from __future__ import annotations
 
-import base64
 import io
 import math
 import textwrap
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +12,11 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.patheffects import Normal, Stroke
 from matplotlib.ticker import FuncFormatter, NullFormatter
-from PIL import Image
 
-from nlbench.serialization.files import check_is_file, write_atomically
+from nlbench.serialization.files import write_atomically
 
 from .drawing import PAGE_WIDTH, POINTS, laid_out
+from .pictures import DESCRIPTION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,47 +26,6 @@ if TYPE_CHECKING:
 
 PANELS = 3
 """Number of groups of layers drawn next to the picture of all layers."""
-
-MAX_PICTURE_BYTES = 2**24
-
-_DESCRIPTION = "Description"
-"""PNG keyword for the caption."""
-
-
-def load_planes(folder: Path) -> tuple[tuple[str, str], ...]:
-    """Load the pictures in the folder ``planes`` of a run as data URLs with captions.
-
-    Links and unreadable or unusually large files are omitted with a warning. The folder may be
-    from others.
-    """
-    pictures = []
-    planes = folder / "planes"
-    files = [] if planes.is_symlink() else sorted(planes.glob("*.png"))
-    for file in files:
-        try:
-            content, caption = _read_picture(file)
-        except (OSError, SyntaxError, ValueError) as error:
-            warnings.warn(f"{file} is omitted from the page: {error}", stacklevel=2)
-            continue
-        encoded = base64.b64encode(content).decode("ascii")
-        pictures.append((f"data:image/png;base64,{encoded}", caption))
-    return tuple(pictures)
-
-
-def _read_picture(file: Path) -> tuple[bytes, str]:
-    """Read a PNG file and its caption."""
-    if file.is_symlink():
-        raise ValueError("it is a link")
-    check_is_file(file, MAX_PICTURE_BYTES)
-    content = file.read_bytes()
-    # The header, whose first entry has the size, precedes everything else in a PNG file.
-    width, height = (int.from_bytes(content[start : start + 4], "big") for start in (16, 20))
-    # Limits for a picture on a page; `draw_plane` draws at most 1.2 million pixels.
-    if width * height > 2**24:
-        raise ValueError(f"it has {width} × {height} pixels")
-    with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
-        image.verify()
-        return content, str(image.info.get(_DESCRIPTION, file.stem))
 
 
 def draw_plane(plane: Plane, path: Path, names: list[str], caption: str = "") -> None:
@@ -115,7 +72,7 @@ def draw_plane(plane: Plane, path: Path, names: list[str], caption: str = "") ->
 
     figure = laid_out(PAGE_WIDTH, "png", draw)
     kind = path.suffix.lower().removeprefix(".") or "png"
-    metadata = {_DESCRIPTION: caption} if caption and kind == "png" else None
+    metadata = {DESCRIPTION: caption} if caption and kind == "png" else None
     picture = io.BytesIO()
     figure.savefig(picture, format=kind, dpi=150, metadata=metadata)
     write_atomically(path, picture.getvalue())

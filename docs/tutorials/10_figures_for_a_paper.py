@@ -64,5 +64,5 @@ print(run.to_latex(error=True))
 
 # %%
 # ``run.plot("affinity", ax=axes)`` and ``run.fingerprint(ax=axes)`` draw into axes of your own.
-# The page exports the same figures: *Download* above a leaderboard, *SVG* below a curve.
+# The charts of a page are saved as they are drawn there, by *SVG* below each.
 # ``nlbench cite runs/paper`` prints the BibTeX of nlbench and of the measures.

@@ -462,10 +462,9 @@ class Figure {
     });
     return whole;
   }
-  /* If Python drew the figure for a paper, that is exported. */
-  tools(name, drawn = null) {
+  tools(name) {
     const file = name.replace(/[^\w.-]+/g, "-");
-    const save = async () => download(file + ".svg", drawn ? await unpacked(drawn) : this.withKeys().svg(true), "image/svg+xml");
+    const save = () => download(file + ".svg", this.withKeys().svg(true), "image/svg+xml");
     return h("span", {class: "tools"},
       h("button", {type: "button", "aria-label": `${name} as SVG`, onclick: save}, "SVG"),
       h("button", {type: "button", "aria-label": `${name}: data as CSV`, onclick: () => download(file + ".csv", this.csv(), "text/csv")}, "CSV"));
@@ -876,7 +875,7 @@ function drawSubject() {
   if (measure >= 0 && places(cellOf(subject, measure)).length) {
     const drawn = whole >= 0 ? rowCell(row, measure) : cellOf(subject, measure);
     const figure = signature(drawn, label, measure, room(920), 260);
-    const curve = [h("h3", {}, `${M[measure].name} at each activation${drawn.seeds ? `, mean of ${drawn.seeds} seeds` : ""}`), figure.element(), figure.tools(`signature of ${label}`, D.single ? D.figures.signature : null)];
+    const curve = [h("h3", {}, `${M[measure].name} at each activation${drawn.seeds ? `, mean of ${drawn.seeds} seeds` : ""}`), figure.element(), figure.tools(`signature of ${label}`)];
     const values = h("div", {class: "two"}, h("div", {}, h("h3", {}, "By module"), moduleTree(drawn)), h("div", {}, h("h3", {}, "All measures"), sitesTable(i => (whole >= 0 ? rowCell(row, i) : cellOf(subject, i)))));
     if (D.single) parts.push(fold("Each activation: curve, modules and all measures", curve, values));
     else parts.push(...curve, fold("The same values by module and in a table", values));
@@ -998,7 +997,7 @@ function drawnPath(one) {
     for (const v of x.ticks) figure.line([[x(v), top + 2], [x(v), top + 6]], "quiet").text(x(v), top + 17, tickText(v), {anchor: "middle"});
     figure.text((left + right) / 2, top + 31, `distance along ${drawing.place}, in input units`, {anchor: "middle", size: 11});
     const summary = bars.length ? `${plural(drawing.crossings, "breakpoint")}${drawing.method === "exact" ? "" : ` (${drawing.method})`}` : drawing.method.includes("refined") ? "with estimated, not located, boundaries" : "the network is not piecewise affine and has no breakpoints";
-    return [h("h3", {}, "One path"), h("p", {class: "note"}, `${drawing.place}: ${plural(lengths.length, "segment")}, ${summary}. Solid lines: the network. Dashed lines: the chords. The shaded area is the absolute deviation.`), figure.element(), figure.tools(`path of ${one.label}`, D.single ? D.figures.path : null)];
+    return [h("h3", {}, "One path"), h("p", {class: "note"}, `${drawing.place}: ${plural(lengths.length, "segment")}, ${summary}. Solid lines: the network. Dashed lines: the chords. The shaded area is the absolute deviation.`), figure.element(), figure.tools(`path of ${one.label}`)];
   } catch { return [h("p", {class: "missing"}, "The path data in the record is damaged.")]; }
 }
 
@@ -1030,7 +1029,7 @@ function controls() {
     menu("Measures", "measures", M.map((m, i) => h("label", {}, h("input", {type: "checkbox", checked: true, "data-column-box": i, onchange: () => { setList("hide", M.filter((_, k) => !$(`[data-column-box="${k}"]`).checked).map(one => one.name)); update(); }}), m.name))),
     D.differences.length ? h("label", {}, "difference from", h("select", {id: "base", "aria-label": "Show differences from", onchange: event => { state.base = event.target.value; update(); }}, h("option", {value: ""}, "nothing"), ROWS.slice(0, D.differences.length).map(row => h("option", {value: row.label}, row.label)))) : null,
     h("span", {class: "status", id: "shown", role: "status"}),
-    h("span", {class: "push"}, menu("Download", "download", [["this table (CSV)", () => download("leaderboard.csv", asCsv(), "text/csv")], ["all numbers, tidy (CSV)", () => download("scores.csv", tidy(), "text/csv")], ...Object.entries({board: "figure of this table (SVG)", strip: "fingerprints (SVG)"}).filter(([form]) => D.figures[form]).map(([form, text]) => [text, async () => download(form + ".svg", await unpacked(D.figures[form]), "image/svg+xml")])].map(([text, act]) => h("button", {type: "button", onclick: act}, text)), true)));
+    h("span", {class: "push"}, menu("Download", "download", [["this table (CSV)", () => download("leaderboard.csv", asCsv(), "text/csv")], ["all numbers, tidy (CSV)", () => download("scores.csv", tidy(), "text/csv")]].map(([text, act]) => h("button", {type: "button", onclick: act}, text)), true)));
   bar.hidden = false;
   board.parentNode.after(h("button", {type: "button", class: "linkish", id: "more", hidden: true, onclick: () => { state.all = "1"; update(); }}));
   $$("thead [data-column]", board).forEach(head => {

@@ -1,7 +1,5 @@
 """The page: self-contained, escaped, complete."""
 
-import base64
-import gzip
 import os
 import re
 from collections import Counter
@@ -478,19 +476,6 @@ def test_what_is_no_page_is_of_no_run(run, tmp_path, old) -> None:
     elif old == "text":
         page.write_text("old")
     assert not is_current_page(run, page)
-
-
-def exported(html: str, form: str) -> str:
-    packed = page_content(html)["figures"][form]
-    return gzip.decompress(base64.b64decode(packed)).decode()
-
-
-def test_pages_export_the_figures_for_papers(conftest):
-    run = make_run(3, measures=("affinity", "r2"))
-    html = render_page(run)
-    for form in ("strip", "board"):
-        figure = run.figure(form, format="svg")
-        assert exported(html, form) == figure.to_bytes().decode()
 
 
 def test_the_bibtex_of_a_page_begins_with_nlbench(html):

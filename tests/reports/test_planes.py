@@ -13,7 +13,8 @@ from torch import nn
 
 from nlbench.errors import RequestError
 from nlbench.probes.lines import plane
-from nlbench.reports.planes import MAX_PICTURE_BYTES, draw_plane, load_planes
+from nlbench.reports.pictures import MAX_PICTURE_BYTES, load_planes
+from nlbench.reports.planes import draw_plane
 
 
 def chunk(kind, data):

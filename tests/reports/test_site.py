@@ -1,6 +1,7 @@
 """Many runs: one page for all, or a site with a page each."""
 
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +20,6 @@ from nlbench.subjects.facts import SubjectFacts
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 from made_runs import make_run
-
-
-@pytest.fixture(autouse=True, scope="module")
-def without_figures():
-    """Pages without figures, which take half of their time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nlbench.reports.page.page_exports", lambda *_: {})
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +170,9 @@ def test_pages_replace_no_file_of_others(runs, tmp_path, name, reason):
     assert (tmp_path / name).read_text() == "mine"
     for _ in range(2):
         assert nlbench("report", runs / "run 1", "-o", tmp_path / "own.html")[0] == 0
+
+
+def test_pages_are_written_without_matplotlib():
+    # It takes longer than all else that a page needs.
+    script = "import nlbench.reports.page, sys; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
