@@ -193,11 +193,13 @@ class PlainProgress:
         self._count += 1
         now = time.monotonic()
         is_last = self._is_quiet and self._count == self._total
+        # A dataset of unknown size may take more steps than were expected.
+        self._total = max(self._total, self._count)
         if is_last or now - self._printed < self._interval:
             return
         self._printed = now
         rate = self._count / max(now - self._start, 1e-9)
-        remaining = max(self._total - self._count, 0) / rate
+        remaining = (self._total - self._count) / rate
         self._print(
             f"{self._count}/{self._total} steps, {rate:.1f}/s, {remaining:.0f} s left: {text}"
         )

@@ -46,3 +46,15 @@ def test_without_a_terminal_a_long_command_prints_lines(clock, capsys):
 def test_none_prints_no_steps(clock, capsys):
     steps("none", clock, [100, 100])
     assert capsys.readouterr().err == "nlbench: one sample is missing\n"
+
+
+def test_unexpected_steps_raise_the_total(clock, capsys):
+    with create_progress("plain") as shown:
+        shown.begin(1)
+        for _ in range(3):
+            clock[0] += 5
+            shown.step("vgg8")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" steps")[0] for line in lines] == [
+        "nlbench: 1/1", "nlbench: 2/2", "nlbench: 3/3", "nlbench: 3 of 3"
+    ]  # fmt: skip
