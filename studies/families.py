@@ -16,7 +16,7 @@ from nlbench.reports.signatures import SignatureComparison, compare_signatures
 
 from .airfoils import SIZES
 from .framework import Findings, Runs, Verdict
-from .framework.figures import draw_signature_map, page_figure
+from .framework.figures import page_figure
 from .framework.verdicts import (
     Decision,
     correlates,
@@ -27,7 +27,6 @@ from .framework.verdicts import (
     rises,
     within,
 )
-from .shared.classical_scaling import scale_to_plane
 from .shared.classifiers import (
     CLASSIFIERS,
     FAMILIES,
@@ -51,7 +50,7 @@ MAX_CHANGE = 0.05
 
 
 class Families(Classifiers):
-    """DTW distances between the signatures of torchvision's classifiers: dendrogram and map."""
+    """DTW distances between the signatures of torchvision's classifiers, and their dendrogram."""
 
     question = "Do networks of one family have similar signatures?"
     zoo = (
@@ -96,7 +95,6 @@ class Families(Classifiers):
                 "Dendrogram of the signatures (average linkage of DTW distances)": _dendrogram(
                     short_names, families, compared
                 ),
-                "A map of the signatures": _map(short_names, families, compared),
             },
             [*classifier_remarks(run), *zoo_remarks(runs, self.zoo)],
         )
@@ -267,13 +265,4 @@ def _dendrogram(
     for label in axes.get_yticklabels():
         label.set_color(COLOURS[family_of[label.get_text()]])
     axes.set_xlabel("DTW distance")
-    return figure
-
-
-def _map(names: Sequence[str], families: Sequence[str], compared: SignatureComparison) -> Figure:
-    points = scale_to_plane(compared.distances)
-    figure, axes = draw_signature_map(points, families, COLOURS, height=4.0)
-    for name, point in zip(names, points, strict=True):
-        axes.annotate(name, point, xytext=(3, 3), textcoords="offset points", fontsize=6)
-    axes.legend(fontsize=7, ncols=2)
     return figure

@@ -15,9 +15,10 @@ from nlbench.store.run import Run
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
 from .framework.verdicts import below, rises, within
-from .networks.drawn import WIDTH
 
+WIDTH = 32
 DEPTH = 8
+"""Units of a layer, and hidden layers, of the networks ``ladders/gaussian-V``."""
 PATHS = 4
 MAX_GROWTH = 1.05
 """Maximum factor per layer that counts as no growth."""
@@ -43,7 +44,7 @@ class Length(Study):
         """Measure the length distortion of segments between normally distributed points."""
         request = Request(
             ("length-distortion",),
-            tuple(f"drawn/depth{DEPTH}-variance{variance}" for variance in VARIANCES),
+            tuple(f"ladders/gaussian-{variance}" for variance in VARIANCES),
             ("normal/0:1",),
             ("init",),
             seeds=context.seeds_or(60, 5),
@@ -101,7 +102,7 @@ def _table(run: Run) -> pd.DataFrame:
     sites = scores[(scores.place == "") & scores.statistic.str.startswith("site:")]
     rows = []
     for variance in VARIANCES:
-        lengths = sites[sites.model.str.endswith(f"variance{variance}")]
+        lengths = sites[sites.model == f"ladders/gaussian-{variance}"]
         theory = 1.0
         for layer in range(1, DEPTH + 1):
             values = lengths.value[lengths.statistic == f"site:{2 * layer - 1}"].to_numpy()

@@ -19,10 +19,9 @@ from nlbench.store.run import Run
 
 from .correlations import NAMES, OTHERS
 from .framework import Context, Findings, Runs, Study, Verdict
-from .framework.figures import COLOURS, draw_signature_map, page_figure
+from .framework.figures import COLOURS, page_figure
 from .framework.trends import MIN_NETWORKS, deviation_interval
 from .framework.verdicts import below, in_most_networks, mean_and_spread, ordered, range_text
-from .shared.classical_scaling import scale_to_plane
 from .shared.linear_regions import RECIPES, shipped_networks
 from .shared.linearised_networks import linearise, original_network
 from .shared.site_scores import AFFINITY, nearest_shares_group, signatures, site_scores
@@ -83,9 +82,6 @@ class Seeds(Study):
         )
         criteria = _criteria(runs["recipes"])
         colours = dict(zip(unique(names), COLOURS, strict=False))
-        points = scale_to_plane(compared.distances)
-        signature_points, axes = draw_signature_map(points, names, colours)
-        axes.legend()
         return Findings(
             [
                 _is_steady(means),
@@ -108,7 +104,6 @@ class Seeds(Study):
                 "Signatures of all trained networks, and their distances": _figure(
                     names, list(trained.values()), pairs, colours
                 ),
-                "A map of the signatures": signature_points,
             },
             [
                 f"VGG8 is trained {names.count('vgg8')} times on digits; in the paper, VGG16 is "

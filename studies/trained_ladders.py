@@ -139,6 +139,15 @@ PLANTS = (
     *(_zoo(f"efficientnet-lite{size}", **_EFFICIENTNET) for size in range(3)),
 )
 
+REMARKS = (
+    "A rung is one network, measured on several draws of samples: intervals and tests are over "
+    "samples, not over trainings.",
+    "Blended: each activation φ is (1 - t) x + t φ(x). Affine: a random, growing part of the "
+    "calls is replaced by affine maps, refitted on training samples; maps are per channel for "
+    "activations and full for MLPs. The networks are not trained again.",
+    "Scores of activations average over the activations that remain.",
+)
+
 
 class TrainedLadders(Study):
     """Ladders planted in trained networks: blended activations, and more and more affine parts."""
@@ -188,7 +197,7 @@ class TrainedLadders(Study):
                 "Value by rung: mean over draws of samples": values.reset_index(),
                 "What was measured, and what was not": _extent_table(cells),
             },
-            remarks=_remarks(list(runs)),
+            remarks=REMARKS,
         )
 
 
@@ -296,19 +305,3 @@ def _extent_table(cells: pd.DataFrame) -> pd.DataFrame:
         rows.append((plant.name, plant.samples, seeds, "; ".join(omitted), seconds))
     columns = ["network", "samples", "draws", "not run", "seconds of the slowest pass"]
     return pd.DataFrame(rows, columns=columns)
-
-
-def _remarks(measured: Sequence[str]) -> list[str]:
-    remarks = [
-        "A rung is one network, measured on several draws of samples: intervals and tests are over "
-        "samples, not over trainings.",
-        "Blended: each activation φ is (1 - t) x + t φ(x). Affine: a random, growing part of the "
-        "calls is replaced by affine maps, refitted on training samples; maps are per channel for "
-        "activations and full for MLPs. The networks are not trained again.",
-        "Scores of activations average over the activations that remain.",
-    ]
-    missing = [plant for plant in PLANTS if plant.name not in measured]
-    for plant in missing:
-        reason = plant.problem or "not part of the quick version"
-        remarks.append(f"{plant.name} was not measured: {reason}.")
-    return remarks

@@ -38,7 +38,6 @@ from nlbench.probes.lines.paths import closed_paths, noise_paths, pair_paths
 from nlbench.probes.sites.sites_probe import RowPolicy, Selection, parse_lengths
 from nlbench.request import Request
 from nlbench.studies.networks.perceptrons import redshift_mlp
-from nlbench.studies.shared.points import curves
 from nlbench.subjects.load import load_dataset
 
 from segments import mlp
@@ -175,9 +174,6 @@ REFUSED = [
     (lambda: Selection.parse("!"), "invalid condition ''"),
     (lambda: Selection.parse("!every:2"), "expected names, kinds or roles"),
     # names of models and datasets, and their options
-    (lambda: load("drawn/depth0-variance2"), "no model 'drawn/depth0-variance2'"),
-    (lambda: load("drawn/depth3"), "no model 'drawn/depth3'"),
-    (lambda: load("drawn/depth3-variance0"), "no model 'drawn/depth3-variance0'"),
     (lambda: load("functions/rely"), "did you mean 'functions/relu'"),
     (lambda: load("functions/power-0"), "expected power-1 to power-999"),
     (lambda: load("functions/power-٣"), "expected power-1 to power-999"),
@@ -185,7 +181,6 @@ REFUSED = [
     (lambda: load("ladders/mlp-relu-gain1-depth0"), "no model 'ladders/mlp-relu-gain1-depth0'"),
     (lambda: load("ladders/mlp-relu-gain1-depth9999"), "no model 'ladders/mlp-relu-gain1-depth"),
     (lambda: load(f"ladders/cnn-slope{NINES}"), "no model 'ladders/cnn-slope99"),
-    (lambda: load(f"drawn/depth3-variance{NINES}"), "no model 'drawn/depth3-variance99"),
     (lambda: load("small/elu-w8-d2"), "no model 'small/elu-w8-d2'"),
     (lambda: load("small/relu-w999999-d2"), "no model 'small/relu-w999999-d2'"),
     (lambda: load("torchvision/resnet1"), "did you mean 'torchvision/resnet1"),
@@ -209,7 +204,6 @@ REFUSED = [
     (lambda: synthetic(classes=10_000, image_size=1024), "10,000 classes of 3x1024x1024"),
     (lambda: number_words(source="fr"), "translates from fr to itself"),
     (lambda: number_words(largest=100, train=100, test=10), "there are only 101"),
-    (lambda: curves("sine", 0), "expected at least 1"),
     (lambda: points("interval/2:1"), "expected interval/LOW:HIGH, numbers with LOW < HIGH"),
     (lambda: points("interval/a"), "expected interval/LOW:HIGH"),
     (lambda: points("normal/0:nan"), "expected normal/MEAN:STD, numbers with STD > 0"),

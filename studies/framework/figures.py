@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike, NDArray
-
-from nlbench.parsers import unique
+from numpy.typing import ArrayLike
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777", "#E69F00", "#56B4E9")
 """From Okabe and Ito, "Color Universal Design", 2008, with grey instead of black."""
@@ -95,20 +92,4 @@ def draw_theory(
     axes.errorbar(*measured, yerr=spread, fmt="o", color="C0", label="here")
     axes.plot(*published, "x", color="C1", ms=9, label="published")
     axes.set(ylabel="affinity", ylim=(0, 1.05))
-    return figure, axes
-
-
-def draw_signature_map(
-    points: NDArray[np.float64],
-    groups: Sequence[str],
-    colours: Mapping[str, str],
-    height: float = 2.7,
-) -> tuple[Figure, Axes]:
-    """Plot a map of signatures, given as points of shape (n, 2), coloured by group."""
-    figure, axes = page_figure(height)
-    for group in unique(groups):
-        rows = [row for row, name in enumerate(groups) if name == group]
-        axes.plot(*points[rows].T, "o", color=colours[group], label=group)
-    axes.set_aspect("equal", adjustable="datalim")
-    axes.set_xlabel("classical scaling of DTW distances")
     return figure, axes

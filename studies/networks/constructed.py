@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 
@@ -15,6 +16,7 @@ WIDTH = 32
 OUTPUTS = 4
 BLOCKS = 4
 TOKENS = 6
+GAUSSIAN_DEPTH = 8
 
 
 def _linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
@@ -169,6 +171,16 @@ def _two_sums(inputs: int, _: str, t: float) -> nn.Module:
     return nn.Sequential(first, nn.ReLU(), _assign(last, torch.zeros(inputs)))
 
 
+def _gaussian(inputs: int, _: str, variance: float) -> nn.Module:
+    layers: list[nn.Module] = []
+    widths = [inputs, *[WIDTH] * GAUSSIAN_DEPTH, inputs]
+    for fan_in, width in itertools.pairwise(widths):
+        layer = nn.Linear(fan_in, width, bias=False)
+        nn.init.normal_(layer.weight, std=math.sqrt(variance / fan_in))
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
 def _map(inputs: int, _: str, index: float) -> nn.Module:
     """Build one of the affine maps in `planted.MAPS`, used in place of an activation."""
     permutation = torch.eye(inputs)[torch.randperm(inputs)]
@@ -230,6 +242,7 @@ BUILDERS: Mapping[str, Callable[[int, str, float], nn.Module]] = {
     "zigzag": _zigzag,
     "tents": _tents,
     "sums": _two_sums,
+    "gaussian": _gaussian,
     "map": _map,
 }
 """Builders, called with inputs, kind and amount, keyed by the kinds in `planted.CONSTRUCTED`."""

@@ -51,6 +51,7 @@ CONSTRUCTED: Mapping[str, str] = {
     "tent": "tent map of each input, iterated n times, as one activation",
     "wiggle": "(3 - 2t) x + t sin(10x) / 5 of each input",
     "sums": "(1 - t) x + t |x| from the same ReLUs",
+    "gaussian": "layers of ReLUs without biases, weights from N(0, v / fan-in)",
     **{name: draw(name).text for name in NAMES},
     "map": f"affine map as an activation: {', '.join(MAPS)}",
 }

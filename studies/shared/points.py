@@ -1,4 +1,4 @@
-"""Datasets of points: curves to fit, a grid, and families of distributions."""
+"""Datasets of points: sines to fit, spirals, a grid, and families of distributions."""
 
 from __future__ import annotations
 
@@ -21,51 +21,21 @@ if TYPE_CHECKING:
 
 CURVE_POINTS = 512
 SPIRAL_POINTS = {"train": 512, "test": 1024}
+ARMS = 3
+SPREAD = 0.25
+"""Standard deviation of angles in radians."""
 
 
-def target_values(x: Tensor, target: str, k: int) -> Tensor:
-    """Compute a target function at points in [-1, 1].
+@dataset(options={"k": Option(1, "periods of the sine", minimum=1, maximum=64)})
+def curves(k: int = 1) -> Dataset:
+    """Points in [-1, 1] with a sine to learn, sin(π k x).
 
-    Parameters
-    ----------
-    target : {"sine", "kinks"}
-        sin(π k x), or the zigzag between -1 and 1 that starts at -1 for x = -1 and has `k` evenly
-        spaced kinks; for k = 0 it is the straight line x.
-
-    Examples
-    --------
-    >>> import torch
-    >>> target_values(torch.tensor([-1.0, -0.5, 0.0, 0.5, 1.0]), "kinks", 1).tolist()
-    [-1.0, 0.0, 1.0, 0.0, -1.0]
-    """
-    if target == "sine":
-        return (math.pi * k * x).sin()
-    # Distance from the nearest even knot; knots are 2 / (k + 1) apart.
-    knots = (x + 1) * (k + 1) / 2
-    return 1 - 2 * ((knots % 2) - 1).abs()
-
-
-@dataset(
-    options={
-        "target": Option("sine", "sine: sin(π k x); kinks: a zigzag", choices=("sine", "kinks")),
-        "k": Option(1, "periods of the sine or kinks of the zigzag", minimum=0, maximum=64),
-    }
-)
-def curves(target: str = "sine", k: int = 1) -> Dataset:
-    """Points in [-1, 1] with a target function to learn: a sine or a zigzag.
-
-    There are 512 evenly spaced points for training, and 512 between them for testing. The inputs
-    do not depend on the target; see `target_values`. There are no labels; networks are trained
-    with the mean squared error.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the target is a sine with ``k=0``, which is constant.
+    There are 512 evenly spaced points for training, and 512 between them for testing, for every k.
+    There are no labels; networks are trained with the mean squared error.
 
     Examples
     --------
-    >>> curves("kinks", 3).sample(8).inputs.shape
+    >>> curves(3).sample(8).inputs.shape
     torch.Size([8, 1])
     """
     import torch
@@ -73,8 +43,6 @@ def curves(target: str = "sine", k: int = 1) -> Dataset:
     from nlbench.models.datasets.regression import RegressionDataset
     from nlbench.subjects.samples import InMemoryItems
 
-    if target == "sine" and k == 0:
-        raise RequestError("curves.k: a sine with 0 periods is constant; expected at least 1")
     edges = torch.linspace(-1, 1, CURVE_POINTS + 1)[:, None]
     return RegressionDataset(
         name="curves",
@@ -87,28 +55,22 @@ def curves(target: str = "sine", k: int = 1) -> Dataset:
         preprocessing=f"{CURVE_POINTS} evenly spaced points of [-1, 1], as they are",
         source=Source("", "ours, for the benchmark of measures (docs/benchmark.md)"),
         labelled=False,
-        target=lambda x: target_values(x[:, 0], target, k),
+        target=lambda x: (math.pi * k * x[:, 0]).sin(),
     )
 
 
-@dataset(
-    options={
-        "turns": Option(1.0, "number of turns per arm", minimum=0, maximum=16),
-        "arms": Option(3, "number of arms, one per class", minimum=2, maximum=100),
-        "spread": Option(0.25, "standard deviation of angles in radians", minimum=0, maximum=4),
-    }
-)
-def spirals(turns: float = 1.0, arms: int = 3, spread: float = 0.25) -> Dataset:
-    """Points on spiral arms in the plane, one arm per class.
+@dataset()
+def spirals() -> Dataset:
+    """Points on three spiral arms in the plane, one per class.
 
-    With 0 turns, the arms are rays. The radius r is uniform on [0.1, 1], and the angle is normally
-    distributed around 2π (arm / arms + turns r). The points are multiplied by 1.7 for a variance
-    near 1. There are 512 for training and 1,024 for testing, drawn with two fixed seeds.
+    The radius r is uniform on [0.1, 1], and the angle is normally distributed around
+    2π (arm / 3 + r). The points are multiplied by 1.7 for a variance near 1. There are 512 for
+    training and 1,024 for testing, drawn with two fixed seeds.
 
     Examples
     --------
-    >>> spirals().sample(8).inputs.shape, spirals(arms=4).classes
-    (torch.Size([8, 2]), 4)
+    >>> spirals().sample(8).inputs.shape, spirals().classes
+    (torch.Size([8, 2]), 3)
     """
     import torch
 
@@ -116,10 +78,10 @@ def spirals(turns: float = 1.0, arms: int = 3, spread: float = 0.25) -> Dataset:
 
     def draw(count: int, seed: int) -> InMemoryItems:
         generator = torch.Generator().manual_seed(seed)
-        labels = torch.arange(count) % arms
+        labels = torch.arange(count) % ARMS
         radius = 0.1 + 0.9 * torch.rand(count, generator=generator)
-        angle = 2 * math.pi * (labels / arms + turns * radius)
-        angle += spread * torch.randn(count, generator=generator)
+        angle = 2 * math.pi * (labels / ARMS + radius)
+        angle += SPREAD * torch.randn(count, generator=generator)
         points = 1.7 * radius[:, None] * torch.stack([angle.cos(), angle.sin()], 1)
         return InMemoryItems(points, labels.tolist())
 
@@ -128,10 +90,10 @@ def spirals(turns: float = 1.0, arms: int = 3, spread: float = 0.25) -> Dataset:
         train=draw(SPIRAL_POINTS["train"], 0),
         test=draw(SPIRAL_POINTS["test"], 1),
         shape=(2,),
-        classes=arms,
+        classes=ARMS,
         mean=(),
         std=(),
-        preprocessing=f"{arms} spirals of {turns:g} turns, angles spread by {spread:g}",
+        preprocessing=f"{ARMS} spirals of 1 turns, angles spread by {SPREAD:g}",
         source=Source("", "ours, for the study of prediction"),
     )
 

@@ -157,10 +157,7 @@ def curves_measure(
     """
 
     def removal_curves(_: Any) -> Result:
-        """Areas under the removal curves: ``value`` for accuracy, ``kl`` for the divergence.
-
-        ``parts`` lists the accuracies as calls are removed, from none to all.
-        """
+        """Areas under the removal curves: ``value`` for accuracy, ``kl`` for the divergence."""
         calls = find_calls(train.model, train.inputs[:2])
         removal = Removal(train.model, calls, train.inputs, test.inputs, test.labels)
         cached: dict[frozenset[str], Any] = {}
@@ -179,10 +176,8 @@ def curves_measure(
                 "value": area_under(steps, "accuracy"),
                 "kl": area_under(steps, "kl"),
                 "value_flops": area_under(steps, "accuracy", "flops"),
-                "value_units": area_under(steps, "accuracy", "units"),
             }
-            accuracies = [float(step.accuracy or 0.0) for step in steps]
-            values.append(Value(criterion, areas, parts={"accuracy": accuracies}))
+            values.append(Value(criterion, areas))
         return Result.of(values)
 
     return network_measure("removal-curves", removal_curves)

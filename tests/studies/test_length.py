@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from nlbench import registry
-from nlbench.studies.length import layer_factor
-from nlbench.studies.networks.drawn import WIDTH
+from nlbench.studies.length import DEPTH, WIDTH, layer_factor
 
 
 @pytest.mark.parametrize("variance", [2.0, 4.0])
@@ -24,10 +23,10 @@ def test_factor_of_layer_is_that_of_drawn_layers(variance):
 
 def test_weights_have_the_variance_of_the_name():
     torch.manual_seed(0)
-    build = registry.load("models", "drawn/depth3-variance4")
-    network = build(num_classes=5, input_shape=(WIDTH,))
+    build = registry.load("models", "ladders/gaussian-4")
+    network = build(input_shape=(WIDTH,))
     layers = [layer for layer in network if isinstance(layer, torch.nn.Linear)]
-    assert [layer.out_features for layer in layers] == [WIDTH] * 3 + [5]
+    assert [layer.out_features for layer in layers] == [WIDTH] * (DEPTH + 1)
     assert all(layer.bias is None for layer in layers)
-    variances = [float(layer.weight.detach().var() * WIDTH) for layer in layers[:3]]
+    variances = [float(layer.weight.detach().var() * WIDTH) for layer in layers]
     np.testing.assert_allclose(variances, 4, rtol=0.3)

@@ -134,7 +134,7 @@ def test_same_relus_make_a_line_or_a_modulus():
     assert residual("sums-1", normal(5000, 3)) > 0.95
 
 
-@pytest.mark.parametrize("name", sorted(set(CONSTRUCTED) - {"map"}))
+@pytest.mark.parametrize("name", sorted(set(CONSTRUCTED) - {"map", "gaussian"}))
 def test_more_is_more_nonlinear(name):
     """The amounts of the ladders rise with the affine residual, but where it is saturated."""
     from nlbench.studies.shared.ladders import HELD_OUT, LADDERS
