@@ -10,16 +10,9 @@ import gzip
 import itertools
 import json
 import math
-import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from nlbench.errors import RequestError
-from nlbench.serialization.files import read_text
-from nlbench.store.run_folder import COLUMNS
+from typing import Any
 
 from .estimates import change
 from .fingerprint import Scale
@@ -35,9 +28,6 @@ from .text import (
     range_text,
     settings_text,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _FACTS = (
     "weights_hash", "parameters", "preprocessing", "split", "samples", "sample_hash",
@@ -224,7 +214,6 @@ class PageData:
             "ranks": entry.ranks,
             "best": entry.best,
             "worst": entry.worst,
-            "quantile": "" if entry.quantile is None else _percent_text(entry.quantile),
             "n": f"{entry.n:,}" if entry.n else "",
             "over": entry.over,
             "reference": _percent_text(fraction),
@@ -416,38 +405,3 @@ def to_script(content: Mapping[str, Any]) -> str:
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     packed = gzip.compress(text.encode("utf-8", "replace"), mtime=0)
     return base64.b64encode(packed).decode("ascii")
-
-
-def read_page(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read the tidy table from a page written by nlbench."""
-    script = r'<script type="[a-z/]+" id="data">(.*?)</script>'
-    match = re.search(script, read_text(Path(path)), re.DOTALL)
-    if not match:
-        raise RequestError(f"{path} contains no scores; expected a page written by nlbench report")
-    return unpack(match[1])
-
-
-def unpack(script: str) -> pd.DataFrame:
-    """Convert the output of `to_script`, or that of earlier versions, back to the tidy table."""
-    import pandas as pd
-
-    is_plain = script.startswith("{")
-    content = json.loads(script if is_plain else gzip.decompress(base64.b64decode(script)))
-    rows: list[tuple[Any, ...]] = []
-    for subject, cells in zip(content["subjects"], content["cells"], strict=True):
-        identity = tuple(subject[key] for key in ("run", "model", "weights", "data", "seed"))
-        for measure, cell in zip(content["measures"], cells, strict=True):
-            if cell["s"] == "absent" or measure.get("derived"):
-                continue
-            key = (*identity, measure["name"])
-            parts = [("", cell.get("t", {}), cell["n"], cell["s"], cell.get("r", ""))]
-            remarks = {index: state for index, *state in cell.get("m", ())}
-            for index, place in enumerate(content["names"][cell["p"]] if "p" in cell else ()):
-                numbers = {name: column[index] for name, column in cell["c"].items()}
-                n = cell["k"] if isinstance(cell["k"], int) else cell["k"][index]
-                parts.append((place, numbers, n, *remarks.get(index, ("ok", ""))))
-            for place, numbers, *state in parts:
-                known = {name: value for name, value in numbers.items() if value is not None}
-                for name, value in (known or {"value": "NaN"}).items():
-                    rows.append((*key, place, name, float(value), *state))
-    return pd.DataFrame(rows, columns=["run", *COLUMNS])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CONFIDENCE = LEVEL
 _FIELDS = (
     "value", "error", "low", "high", "least", "greatest", "rank", "tied", "best", "worst",
-    "quantile", "n", "over", "status", "reason",
+    "n", "over", "status", "reason",
 )  # fmt: skip
 
 
@@ -41,9 +41,6 @@ class Standing(Score):
         True if another subject has the same rank.
     best, worst : int or None
         Interval for the rank; None if the error is unknown.
-    quantile : float or None
-        Fraction of the other subjects that are less nonlinear (ties count half); 1 for the most
-        nonlinear.
     """
 
     low: float = math.nan
@@ -54,7 +51,6 @@ class Standing(Score):
     tied: bool = False
     best: int | None = None
     worst: int | None = None
-    quantile: float | None = None
 
     @property
     def ranks(self) -> str:
@@ -221,16 +217,10 @@ def _ranked(entries: list[Standing], sense: int) -> list[Standing]:
     best = 1 + (orders < 0).sum(axis=1)
     worst = len(group) - (orders > 0).sum(axis=1)
     has_error = np.array([math.isfinite(entry.error) for entry in group])
-    increasing = np.sort(values)
-    below = np.searchsorted(increasing, values)
-    up_to = np.searchsorted(increasing, values, side="right")
+    up_to = np.searchsorted(np.sort(values), values, side="right")
     plain = 1 + (len(group) - up_to)
     ranks = np.where(has_error, best, plain)
     shared = Counter(ranks.tolist())
-    quantiles = np.full(1, math.nan)
-    if len(group) > 1:
-        # Equal values share the mean of their places.
-        quantiles = (below + up_to - 1) / 2 / (len(group) - 1)
     result = list(entries)
     for position, index in enumerate(ranked):
         known = bool(has_error[position])
@@ -240,7 +230,6 @@ def _ranked(entries: list[Standing], sense: int) -> list[Standing]:
             tied=shared[int(ranks[position])] > 1,
             best=int(best[position]) if known else None,
             worst=int(worst[position]) if known else None,
-            quantile=None if len(group) == 1 else float(quantiles[position]),
         )
     return result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from nlbench.errors import one_line
 
 from .environment import Table
 from .tables import NamedRun
-from .text import count, number
+from .text import number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,12 +29,11 @@ _MAX_PANELS = 6
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """Table, sentences and figure data for networks that differ only in mode, ω and seed."""
+    """Table and figure data for networks that differ only in mode, ω and seed."""
 
     label: str
     content: Mapping[str, Any]
     table: Table
-    sentences: tuple[str, ...]
 
 
 def linearised_networks(runs: Sequence[NamedRun]) -> pd.DataFrame:
@@ -104,52 +103,14 @@ def tradeoffs(runs: Sequence[NamedRun]) -> list[Tradeoff]:
             "modes": _curves(family),
             "shape": _shape(family),
         }
-        sentences = tuple(_comparison_sentences(family))
-        shown.append(Tradeoff(str(label), content, _table(family), sentences))
+        shown.append(Tradeoff(str(label), content, _table(family)))
     return shown
-
-
-def _comparison_sentences(family: pd.DataFrame) -> Iterator[str]:
-    """Compare the accuracy of the modes at equal path length, one sentence per mode.
-
-    The means over seeds for post-training networks are interpolated linearly at those path lengths
-    of the other mode that lie within their range.
-    """
-    post_training = _curve(family, "post-training")
-    for mode in ("from-start", "random"):
-        # Without a penalty, both modes produce the same network.
-        other = _curve(family, mode, above=0.0)
-        if len(post_training) < 2 or not other:
-            continue
-        lengths, accuracies = zip(*sorted(post_training), strict=True)
-        differences = [
-            (accuracy - float(np.interp(length, lengths, accuracies))) / 100
-            for length, accuracy in other
-            if lengths[0] <= length <= lengths[-1]
-        ]
-        name = {"random": "with random units linear"}.get(mode, MODES[mode])
-        if not differences:
-            yield f"Path lengths of networks {name} and linearised after training don't overlap."
-            continue
-        better = sum(difference < 0 for difference in differences)
-        mean = -100 * statistics.fmean(differences)
-        yield (
-            "At the same path length, networks linearised after training are more accurate than "
-            f"those {name} at {better} of {count(len(differences), 'value')} of ω; the mean "
-            f"difference is {mean:+.2f} percentage points."
-        )
 
 
 def _by_omega(family: pd.DataFrame, mode: str) -> list[tuple[float, pd.DataFrame]]:
     """Return the networks of a mode for each ω, in increasing order."""
     networks = family[family["mode"] == mode]
     return [(float(str(omega)), group) for omega, group in networks.groupby("omega")]
-
-
-def _curve(family: pd.DataFrame, mode: str, above: float = -1.0) -> list[list[float]]:
-    """Return the mean path length and accuracy for each ω."""
-    known = [group for omega, group in _by_omega(family, mode) if omega > above]
-    return [group[_POINT[:2]].to_numpy().mean(0).tolist() for group in known]
 
 
 def _curves(family: pd.DataFrame) -> list[dict[str, Any]]:

@@ -8,18 +8,18 @@ from typing import Any
 import pandas as pd
 
 from nlbench import Signature
-from nlbench.errors import RequestError, nearest
+from nlbench.errors import RequestError
 from nlbench.measure import Result
 from nlbench.parsers import unique
 from nlbench.store.run import Run
 
 from .agreement import agreement, agreement_frame
 from .environment import render
-from .figures import check_measure_name, site_measure
+from .figures import FigureData, check_measure_name, site_measure
 from .leaderboard import leaderboard, leaderboard_frame
 from .panels import RAMP
 from .population import colour_scale, reference_fraction
-from .tables import MeasureInfo, Scores, read_run
+from .tables import MeasureInfo, read_run
 
 _MAX_ROWS = 30
 
@@ -64,28 +64,19 @@ def make_signature(run: Run, subject: str | None = None, measure: str | None = N
 
     The defaults are the only subject, and the first measure of sites that has values.
     """
-    scores = read_run(run)
-    name = measure or site_measure(scores)
-    check_measure_name(name, scores)
-    chosen = _subject(scores, subject)
+    source = FigureData.of(run, subject, measure)
+    name = source.site_measure()
+    matches = source.subjects()
+    if len(matches) != 1:
+        problem = "no subject given" if subject is None else f"'{subject}' is ambiguous"
+        labels = ", ".join(s.label for s in matches[:8])
+        raise RequestError(f"{problem}; expected one of {len(matches)}: {labels}")
+    label = matches[0].label
     for record in run.records:
-        if record.identity == (*chosen.identity, name):
+        if record.identity == (*matches[0].identity, name):
             kinds = record.probe.facts.get("kinds")
-            return Signature.of(record.result, kinds=kinds, name=chosen.label)
-    raise RequestError(f"the run has no {name} for {chosen.label}")
-
-
-def _subject(scores: Scores, name: str | None) -> Any:
-    matches = [s for s in scores.subjects if name in (None, s.label)]
-    matches = matches or [s for s in scores.subjects if name == s.model]
-    if len(matches) == 1:
-        return matches[0]
-    labels = dict.fromkeys(name for s in scores.subjects for name in (s.label, s.model))
-    if not matches:
-        raise RequestError(f"the run has no subject '{name}'{nearest(str(name), labels)}")
-    problem = "no subject given" if name is None else f"'{name}' is ambiguous"
-    names = ", ".join(s.label for s in matches[:8])
-    raise RequestError(f"{problem}; expected one of {len(matches)}: {names}")
+            return Signature.of(record.result, kinds=kinds, name=label)
+    raise RequestError(f"the run has no {name} for {label}")
 
 
 def render_html(shown: Run | Result) -> str:

@@ -150,8 +150,8 @@ class Run:
         seeds : {"together", "apart"}
             Pool the seeds of a network into one row, or list them separately.
         full : bool
-            Add the fields ``least, greatest, tied, best, worst, quantile, n, over, status,
-            reason``, and add the run, weights, data and seeds to the index.
+            Add the fields ``least, greatest, tied, best, worst, n, over, status, reason``,
+            and add the run, weights, data and seeds to the index.
         reference : bool
             Add the field ``reference``: the fraction of the reference networks that are less
             nonlinear; NaN for a measure without reference networks, and for ``absdev``, which

@@ -106,7 +106,6 @@ function cellTexts(row, measure) {
   const base = state.base === "" ? -1 : ROWS.findIndex(r => r.label === state.base);
   const shown = D.differences[base];
   if (state.show === "ranks") return [entry.rank === null ? "–" : (entry.tied ? "=" : "") + entry.rank, entry.ranks];
-  if (state.show === "quantiles") return [entry.quantile || "–", entry.ranks];
   if (shown && base !== row) {
     const [change, error] = (shown[row][measure] || "–").split(" ± ");
     return [change, error ? "± " + error : ""];
@@ -1023,7 +1022,7 @@ function controls() {
   bar.append(
     h("input", {type: "search", id: "filter", placeholder: "Filter networks", "aria-label": "Filter networks", oninput: event => { state.q = event.target.value; update(); }}),
     ...FACETS.map(([key, values]) => menu(key[0].toUpperCase() + key.slice(1), key, values.map(value => h("label", {}, h("input", {type: "checkbox", value, "data-facet": key, onchange: () => { setList(key, $$(`[data-facet="${key}"]:checked`).map(box => box.value)); update(); }}), value)))),
-    segment("Cell content", [["values", "Values"], ["ranks", "Ranks"], ["quantiles", "Quantiles"]], "show"),
+    segment("Cell content", [["values", "Values"], ["ranks", "Ranks"]], "show"),
     h("button", {type: "button", class: "plain", id: "spread", "aria-pressed": "false", title: "Show ranges over places or seeds instead of errors and ranks", onclick: () => { state.spread = state.spread ? "" : "1"; update(); }}, "Range"),
     h("label", {class: "narrow"}, "measure", h("select", {id: "one", "aria-label": "Measure shown", onchange: event => { state.one = event.target.value; update(); }}, M.map(m => h("option", {value: m.name}, m.name)))),
     menu("Measures", "measures", M.map((m, i) => h("label", {}, h("input", {type: "checkbox", checked: true, "data-column-box": i, onchange: () => { setList("hide", M.filter((_, k) => !$(`[data-column-box="${k}"]`).checked).map(one => one.name)); update(); }}), m.name))),

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 from nlbench.reports import page as page_module
-from nlbench.reports.embedded import read_page
 from nlbench.reports.estimates import change
 from nlbench.reports.leaderboard import leaderboard
 from nlbench.reports.page import write_page
@@ -26,6 +25,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 from made_runs import make_run  # noqa: E402
+from made_scores import page_table  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
@@ -163,7 +163,7 @@ def is_rounding(text, value):
 
 
 def test_every_number_on_the_page_is_the_tables(browser, files, eight):
-    scores = read_page(files / "eight.html")
+    scores = page_table((files / "eight.html").read_text(encoding="utf-8"))
     summaries = scores[(scores["place"] == "") & (scores["statistic"] == "value")]
     resources = summaries.groupby(["model", "measure"])["value"].mean()
     known = {round(v, 12) for v in [*summaries["value"], *resources, *scores["value"]] if v == v}
@@ -304,7 +304,7 @@ def test_the_tidy_table_can_be_taken_away(eight, files):
     with page.expect_download() as download:
         page.click("text=all numbers, tidy (CSV)")
     taken = pd.read_csv(download.value.path(), keep_default_na=False, na_values={"value": [""]})
-    held = read_page(files / "eight.html")
+    held = page_table((files / "eight.html").read_text(encoding="utf-8"))
     assert len(taken) == len(held)
     pd.testing.assert_series_equal(taken["value"].astype(float), held["value"].astype(float))
     assert taken["place"].tolist() == held["place"].tolist()

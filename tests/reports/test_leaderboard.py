@@ -69,7 +69,7 @@ def test_missing_numbers_come_last_without_rank(conftest, about) -> None:
     found = board(conftest, {"gone": [], "a": [0.5], "b": [0.7]}, about)
     assert list(found)[-1] == "gone"
     assert found["gone"].status == "undefined"
-    assert (found["gone"].rank, found["gone"].best, found["gone"].quantile) == (None, None, None)
+    assert (found["gone"].rank, found["gone"].best) == (None, None)
     assert math.isnan(found["gone"].value)
     assert {found["a"].rank, found["b"].rank} == {1, 2}
 
@@ -99,7 +99,6 @@ def test_equal_exact_numbers_share_their_ranks(conftest) -> None:
     assert [(e.rank, e.tied, e.best, e.worst) for e in found] == [
         (1, True, 1, 2), (1, True, 1, 2), (3, False, 3, 3), (4, False, 4, 4),
     ]  # fmt: skip
-    assert [e.quantile for e in found] == [5 / 6, 5 / 6, 1 / 3, 0]
     assert {e.over for e in found} == {"exact"}
 
 

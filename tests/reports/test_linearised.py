@@ -1,7 +1,6 @@
 from dataclasses import replace
 
 import pandas as pd
-import pytest
 from made_scores import records_of
 
 from nlbench.reports.linearised import linearised_networks, tradeoffs
@@ -60,37 +59,9 @@ def test_the_table_has_means_and_spreads_over_seeds():
     ]
 
 
-@pytest.mark.parametrize(
-    ("accuracy", "said"),
-    [
-        (0.80, "at 1 of 1 value of ω; the mean difference is +5.50"),
-        (0.90, "at 0 of 1 value of ω; the mean difference is -4.50"),
-    ],
-)
-def test_modes_are_compared_at_the_same_path_length(accuracy, said):
-    # Halfway between path lengths 2 and 4 post-training is at 85.5 %.
-    (shown,) = tradeoffs([run([*POST, ("from-start", 0.5, 0, accuracy, 3)])])
-    (sentence,) = shown.sentences
-    assert said in sentence
-
-
-def test_networks_without_penalty_are_no_win():
-    (shown,) = tradeoffs([run([*POST, ("random", 0.0, 0, 0.1, 3), ("random", 0.5, 0, 0.8, 3)])])
-    (sentence,) = shown.sentences
-    assert "with random units linear at 1 of 1 value of ω" in sentence
-
-
 def test_a_single_seed_has_no_spread():
     (shown,) = tradeoffs([run([("from-start", 0.5, 0, 0.9, 3)])])
     assert shown.table.rows[0][3:] == ("90.00", "25.00", "3.00")
-
-
-def test_modes_without_common_path_lengths_are_not_compared():
-    (shown,) = tradeoffs([run([*POST, ("from-start", 0.5, 0, 0.9, 4.5)])])
-    assert list(shown.sentences) == [
-        "Path lengths of networks linearised from the start and linearised after training "
-        "don't overlap."
-    ]
 
 
 def test_figures_name_the_layers_and_every_omega():

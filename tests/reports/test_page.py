@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from made_records import make_record
 from made_runs import make_run
-from made_scores import page_content, page_script, scores_of
+from made_scores import page_content, page_table, scores_of
 
 from nlbench.cli.common import show_run
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
 from nlbench.reports import page as page_module
-from nlbench.reports.embedded import read_page, unpack
 from nlbench.reports.exports import to_latex
 from nlbench.reports.leaderboard import leaderboard
 from nlbench.reports.page import is_current_page, render_page, write_page
@@ -133,7 +132,7 @@ def test_numbers_of_the_board_match_the_table(page, run) -> None:
 
 
 def test_the_page_holds_the_tidy_table(html, run) -> None:
-    found = unpack(page_script(html))
+    found = page_table(html)
     keys = ["model", "weights", "data", "seed", "measure", "place", "statistic"]
     left = found.drop(columns="run").set_index(keys).sort_index()
     right = run.scores.set_index(keys).sort_index()
@@ -316,7 +315,7 @@ def test_numbers_per_logit_are_in_the_table(conftest) -> None:
     ]
     scores = conftest.frame(rows)
     run = conftest.FakeRun("r", None, scores, conftest.manifest_of(scores, ["absdev"]))
-    found = unpack(page_script(render_page(run)))["statistic"]
+    found = page_table(render_page(run))["statistic"]
     assert {"length", "q90"} <= set(found)
     assert not {"logit0", "logit1"} & set(found)
 
@@ -344,7 +343,7 @@ def test_core_runs_give_a_page_with_readings(tmp_path) -> None:
     page = Page(html)
     assert "saved" in page.text
     assert "0.3889" in page.texts  # a record without replicates has no ±
-    assert unpack(page_script(html))["value"].isin([0.654321]).any()
+    assert page_table(html)["value"].isin([0.654321]).any()
     assert "constant output" in page.texts
 
 
@@ -415,7 +414,7 @@ def test_the_last_networks_places_are_in_the_table(monkeypatch, tmp_path) -> Non
     monkeypatch.setattr("nlbench.reports.embedded.MAX_PLACE_VALUES", 5 * 3 * 2)
     page = write_page(make_run(8, measures=("absdev",), paths=3), tmp_path / "page.html")
     assert "Values by place for 3 networks are only in scores.csv." in page.read_text()
-    places = read_page(page).query("place != ''")
+    places = page_table(page.read_text(encoding="utf-8")).query("place != ''")
     assert places["model"].nunique() == 5
 
 

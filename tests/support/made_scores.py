@@ -15,6 +15,7 @@ from made_records import make_record
 from nlbench.measure import Result, Value
 from nlbench.reports.tables import MeasureInfo, Scores
 from nlbench.store.record import Record
+from nlbench.store.run_folder import COLUMNS
 
 
 class Replicates(NamedTuple):
@@ -97,3 +98,26 @@ def page_content(html: str) -> dict[str, Any]:
     """The data of a page."""
     content: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(page_script(html))))
     return content
+
+
+def page_table(html: str) -> pd.DataFrame:
+    """The tidy table in the data of a page."""
+    content = page_content(html)
+    rows: list[tuple[Any, ...]] = []
+    for subject, cells in zip(content["subjects"], content["cells"], strict=True):
+        identity = tuple(subject[key] for key in ("run", "model", "weights", "data", "seed"))
+        for measure, cell in zip(content["measures"], cells, strict=True):
+            if cell["s"] == "absent" or measure.get("derived"):
+                continue
+            key = (*identity, measure["name"])
+            parts = [("", cell.get("t", {}), cell["n"], cell["s"], cell.get("r", ""))]
+            remarks = {index: state for index, *state in cell.get("m", ())}
+            for index, place in enumerate(content["names"][cell["p"]] if "p" in cell else ()):
+                numbers = {name: column[index] for name, column in cell["c"].items()}
+                n = cell["k"] if isinstance(cell["k"], int) else cell["k"][index]
+                parts.append((place, numbers, n, *remarks.get(index, ("ok", ""))))
+            for place, numbers, *state in parts:
+                known = {name: value for name, value in numbers.items() if value is not None}
+                for name, value in (known or {"value": "NaN"}).items():
+                    rows.append((*key, place, name, float(value), *state))
+    return pd.DataFrame(rows, columns=["run", *COLUMNS])
