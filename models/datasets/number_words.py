@@ -1,4 +1,4 @@
-"""Numbers written out in English, German and French: a parallel corpus that needs no download."""
+"""Numbers written out in English and French: a parallel corpus that needs no download."""
 
 from __future__ import annotations
 
@@ -23,11 +23,6 @@ _ENGLISH = _words(
     "fifteen sixteen seventeen eighteen nineteen"
 )
 _ENGLISH_TENS = _words("twenty thirty forty fifty sixty seventy eighty ninety")
-_GERMAN = _words(
-    "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn "
-    "fünfzehn sechzehn siebzehn achtzehn neunzehn"
-)
-_GERMAN_TENS = _words("zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig")
 _FRENCH = _words(
     "zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze quinze "
     "seize dix-sept dix-huit dix-neuf"
@@ -36,21 +31,20 @@ _FRENCH_TENS = _words("vingt trente quarante cinquante soixante")
 
 
 def spell_out(number: int, language: str) -> str:
-    """Spell out a number from 0 to 999,999 in English, German or French.
+    """Spell out a number from 0 to 999,999 in English or French.
 
-    English as in Britain (*one hundred and one*), German as one word
-    (*einhunderteins*), French as in France, hyphenated as before 1990
+    English as in Britain (*one hundred and one*), French as in France, hyphenated as before 1990
     (*soixante et onze*, *quatre-vingt-dix-sept*).
 
     Examples
     --------
-    >>> [spell_out(71, language) for language in ("en", "de", "fr")]
-    ['seventy-one', 'einundsiebzig', 'soixante et onze']
+    >>> [spell_out(71, language) for language in ("en", "fr")]
+    ['seventy-one', 'soixante et onze']
     """
     if not 0 <= number <= LARGEST:
         raise RequestError(f"number words: got {number}, expected 0 to {LARGEST}")
     if language not in LANGUAGES:
-        raise RequestError(f"number words: unknown language '{language}', expected en, de or fr")
+        raise RequestError(f"number words: unknown language '{language}', expected en or fr")
     return LANGUAGES[language](number)
 
 
@@ -66,20 +60,6 @@ def _english(number: int) -> str:
     if not rest:
         return head
     return f"{head} {'and ' if rest < 100 else ''}{_english(rest)}"
-
-
-def _german(number: int, one: str = "eins") -> str:
-    """Spell out a number, with `one` for a 1 at its end."""
-    if number == 1:
-        return one
-    if number < 20:
-        return _GERMAN[number]
-    if number < 100:
-        tens, ones = divmod(number, 10)
-        return (f"{_german(ones, 'ein')}und" if ones else "") + _GERMAN_TENS[tens - 2]
-    unit, name = (1000, "tausend") if number >= 1000 else (100, "hundert")
-    count, rest = divmod(number, unit)
-    return _german(count, "ein") + name + (_german(rest, one) if rest else "")
 
 
 def _french(number: int, last: bool = True) -> str:
@@ -110,13 +90,13 @@ def _french(number: int, last: bool = True) -> str:
     return f"{head}s" if unit == 100 and count > 1 and last else head
 
 
-LANGUAGES = {"en": _english, "de": _german, "fr": _french}
+LANGUAGES = {"en": _english, "fr": _french}
 
 
 @dataset(
     options={
-        "source": Option("en", "language to translate from", choices=("en", "de", "fr")),
-        "target": Option("fr", "language to translate to", choices=("en", "de", "fr")),
+        "source": Option("en", "language to translate from", choices=("en", "fr")),
+        "target": Option("fr", "language to translate to", choices=("en", "fr")),
         "train": Option(4000, "training pairs", minimum=1, maximum=500_000),
         "test": Option(512, "test pairs", minimum=1, maximum=100_000),
         "largest": Option(LARGEST, "largest number", minimum=9, maximum=LARGEST),
@@ -137,7 +117,7 @@ def number_words(
     vocabulary: int = 128,
     length: int = 32,
 ) -> ParallelText:
-    """Numbers up to 999,999 spelled out in two of the languages English, German and French.
+    """Numbers up to 999,999 spelled out in English and French.
 
     The numbers are drawn without replacement by NumPy's legacy generator, whose stream is frozen.
 
@@ -162,8 +142,7 @@ def number_words(
         pairs[train:],
         vocabulary=vocabulary,
         length=length,
-        # A German number is one word, which has no word n-grams for BLEU.
-        bleu_tokens="char" if target == "de" else "13a",
+        bleu_tokens="13a",
         origin=(
             f"numbers 0 to {largest} in words, {source} to {target}; the first {train} of numpy "
             f"RandomState({seed}).permutation for training, the next {test} for test"
