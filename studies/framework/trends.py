@@ -1,4 +1,4 @@
-"""Statistics with networks as units: trend tests, Holm's correction, intervals and ICC(1).
+"""Statistics with networks as units: trend tests, Holm's correction and intervals.
 
 A trend test ranks the values of one seed against the rungs of a ladder; seeds are independent
 blocks.
@@ -186,44 +186,3 @@ def mean_correlation(values: ArrayLike) -> Correlation:
     transformed = np.arctanh(np.clip(values, -MAX_CORRELATION, MAX_CORRELATION))
     value, low, high = map(math.tanh, (float(transformed.mean()), *network_interval(transformed)))
     return Correlation(value, low, high, len(transformed))
-
-
-def intraclass(table: ArrayLike) -> tuple[float, float, float]:
-    """Compute the intraclass correlation ICC(1), the fraction of variance between groups.
-
-    Parameters
-    ----------
-    table : array of shape (groups, k)
-        k values per group.
-
-    Returns
-    -------
-    value, low, high : float
-        ICC(1), at most 1, and its 95% interval for normally distributed values. Negative if groups
-        differ less than their members; NaN if there is no variance or one member per group.
-
-    References
-    ----------
-    P. E. Shrout, J. L. Fleiss. Intraclass Correlations: Uses in Assessing Rater Reliability.
-    Psychological Bulletin 86, 1979: ICC(1, 1).
-
-    Examples
-    --------
-    >>> intraclass([[0, 2], [0, 2]])[0]
-    -1.0
-    """
-    values = np.asarray(table, dtype=np.float64)
-    if values.ndim != 2 or min(values.shape) < 2:
-        return math.nan, math.nan, math.nan
-    groups, k = values.shape
-    means = values.mean(1)
-    between = k * means.var(ddof=1)
-    within = ((values - means[:, None]) ** 2).sum() / (groups * (k - 1))
-    if not between + within > 0:
-        return math.nan, math.nan, math.nan
-    freedom = groups - 1, groups * (k - 1)
-    low = between / stats.f.ppf(1 - SIGNIFICANCE / 2, *freedom)
-    high = between / stats.f.ppf(SIGNIFICANCE / 2, *freedom)
-    fractions = ((b - within) / (b + (k - 1) * within) for b in (between, low, high))
-    value, lower, upper = (float(fraction) for fraction in fractions)
-    return value, lower, upper

@@ -27,8 +27,10 @@ MAX_CHANGE = 1e-3
 """Maximum relative change in a value that counts as invariance."""
 TARGET_ERROR = 0.02
 """Standard error at which costs are compared, as a fraction of the ladder's spread."""
-ORDER_COLUMNS = ["measure", "ladder", "tau", "low", "high", "seeds", "recovered", "p"]
-ICC_COLUMNS = ["tau against affine residual", "ICC", "ICC low", "ICC high"]
+ORDER_COLUMNS = [
+    *("measure", "ladder", "tau", "low", "high", "seeds", "recovered", "p"),
+    *("tau against affine residual", "what it does"),
+]
 
 
 def order_table(orders: Orders) -> pd.DataFrame:
@@ -36,10 +38,8 @@ def order_table(orders: Orders) -> pd.DataFrame:
     rows = []
     for (measure, ladder), o in orders.items():
         tests = (o.seeds, o.recovered, min(o.p_rises, o.p_falls))
-        icc = (o.residual_tau, o.icc, o.icc_low, o.icc_high)
-        rows.append((measure, ladder, o.tau, o.low, o.high, *tests, *icc, o.word))
-    columns = [*ORDER_COLUMNS, *ICC_COLUMNS, "what it does"]
-    return pd.DataFrame(rows, columns=columns)
+        rows.append((measure, ladder, o.tau, o.low, o.high, *tests, o.residual_tau, o.word))
+    return pd.DataFrame(rows, columns=ORDER_COLUMNS)
 
 
 def question_table(order: pd.DataFrame, precision: pd.DataFrame) -> pd.DataFrame:

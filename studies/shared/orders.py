@@ -16,7 +16,6 @@ from nlbench.studies.framework.trends import (
     MIN_NETWORKS,
     SIGNIFICANCE,
     holm,
-    intraclass,
     network_interval,
     trend_test,
 )
@@ -47,8 +46,6 @@ class Order:
         Exact p-values of `trend_test`; see `adjusted`.
     residual_tau : float
         Kendall's tau-b between the affine residual and the value, mean over seeds.
-    icc, icc_low, icc_high : float
-        Intraclass correlation of values, with rungs as groups and seeds as members; its interval.
     mark : str
         Reason why the order is not judged; empty if it is judged.
     has_direction : bool
@@ -68,9 +65,6 @@ class Order:
     p_rises: float = 1.0
     p_falls: float = 1.0
     residual_tau: float = math.nan
-    icc: float = math.nan
-    icc_low: float = math.nan
-    icc_high: float = math.nan
     mark: str = ""
     has_direction: bool = True
 
@@ -144,7 +138,6 @@ def compute_order(
         return Order(mark="no network has a value on half of the rungs")
     trend = trend_test(blocks)
     low, high = network_interval(trend.taus) if len(blocks) >= MIN_NETWORKS else (-1.0, 1.0)
-    icc, icc_low, icc_high = intraclass(table.dropna().T.to_numpy())
     return Order(
         trend.tau,
         max(low, -1.0),
@@ -154,9 +147,6 @@ def compute_order(
         trend.p_rises,
         trend.p_falls,
         math.nan if residuals is None else _residual_tau(table, residuals),
-        icc,
-        icc_low,
-        icc_high,
         has_direction=bool(description.sense),
     )
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nlbench.studies.framework.trends import holm, intraclass, network_interval, trend_test
+from nlbench.studies.framework.trends import holm, network_interval, trend_test
 
 
 def concordance(values):
@@ -106,15 +106,3 @@ def test_the_interval_covers_the_mean(size):
 def test_fewer_than_three_networks_have_no_interval():
     assert np.isnan(network_interval([1.0, 1.1])).all()
     assert np.isfinite(network_interval([1.0, 1.1, 1.2])).all()
-
-
-def test_intraclass_correlation_is_that_of_a_published_example():
-    # Shrout and Fleiss, table 2: six targets, four judges; ICC(1, 1) is 0.17.
-    table = [[9, 2, 5, 8], [6, 1, 3, 2], [8, 4, 6, 8], [7, 1, 2, 6], [10, 5, 6, 9], [6, 2, 4, 7]]
-    value, low, high = intraclass(table)
-    assert value == pytest.approx(0.166, abs=1e-3)
-    f = stats.f_oneway(*table).statistic
-    assert value == pytest.approx((f - 1) / (f + 3))
-    # The interval that R's psych::ICC prints for this table.
-    assert (low, high) == pytest.approx((-0.13, 0.72), abs=5e-3)
-    assert math.isnan(intraclass([[1, 1], [1, 1]])[0])
