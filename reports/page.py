@@ -31,7 +31,7 @@ from .linearised import tradeoffs
 from .manifest import manifest_lines
 from .pictures import load_planes
 from .population import find_population
-from .remarks import describe_scope, differences, gap_table, gaps, summary_sentence
+from .remarks import describe_scope, differences, gap_table, gaps
 from .signatures import signature_maps
 from .tables import MeasureInfo, Measures, NamedRun, Scores, read_measures
 from .training import change_table, training_runs
@@ -198,7 +198,6 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         definition=definition,
         card_axis=card_axis,
         find_population=find_population,
-        sentence=summary_sentence(scores, missing),
         single=_single_view(rows[0], measures, data) if is_single else None,
         trainings=changed,
         cite=_citation(named, all_rows, measures),

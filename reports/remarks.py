@@ -115,18 +115,6 @@ def describe_scope(runs: Sequence[NamedRun], scores: Scores, rows: Sequence[Row]
     return ", ".join(parts)
 
 
-def summary_sentence(scores: Scores, missing: Sequence[Gap]) -> str:
-    """Summarize how many cells have a value and how many don't."""
-    ok = sum(score.status == "ok" for _, _, score in scores.cells())
-    total = ok + sum(not gap.where for gap in missing)
-    verb = "has" if total == 1 else "have"
-    rest = "" if ok == total else f"; {total - ok} {'has' if total - ok == 1 else 'have'} none"
-    whole = {(gap.subject, gap.measure) for gap in missing if not gap.where}
-    partly = len({(gap.subject, gap.measure) for gap in missing if gap.where} - whole)
-    some = f" ({partly} with missing places)" if partly else ""
-    return f"{ok} of {count(total, 'cell')} {verb} a value{some}{rest}."
-
-
 def differences(runs: Sequence[NamedRun]) -> Table | None:
     """Return a table of the settings, versions and devices in which the runs on a page differ."""
     facts: dict[str, dict[str, list[str]]] = {}
