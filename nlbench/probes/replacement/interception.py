@@ -7,7 +7,7 @@ modules come from a cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,14 +18,10 @@ from torch import Tensor, nn
 from nlbench.errors import Undefined
 from nlbench.introspection.axes import batch_first, softmax_axis
 from nlbench.introspection.function_calls import FunctionCall, is_transformed, tensors_in
-from nlbench.introspection.model_state import refuse_unobservable
 from nlbench.introspection.module_stack import CallId, ModuleCall, ModuleStack
-from nlbench.introspection.wrappers import through_wrappers
-from nlbench.probes.sites.modules import find_places
 from nlbench.probes.sites.rows import unfold_rows
 from nlbench.probes.sites.site import SiteBatch
 from nlbench.probes.sites.sites_observation import observe_sites
-from nlbench.probes.sites.sites_probe import Selection
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,6 @@ def shares_memory(first: Tensor, second: Tensor) -> bool:
     return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
 
 
-@through_wrappers
 def find_calls(
     model: nn.Module,
     example: Tensor,
@@ -161,17 +156,6 @@ def find_calls(
     >>> [(place.name, place.channels) for place in find_calls(model, torch.zeros(4, 2))]
     [('1', 3), ('3', 1)]
     """
-    refuse_unobservable(model)
-    if of != "activations":
-        orders: dict[str, str] = {}
-        observe_sites(
-            model,
-            [example],
-            lambda batch: orders.update({batch.place: batch.row_order}),
-            of=of,
-            select=select,
-        )
-        return _module_calls(model, example, of, Selection.parse(select), orders)
     calls: list[ReplaceableCall] = []
 
     def add(batch: SiteBatch) -> None:
@@ -180,58 +164,30 @@ def find_calls(
             on_undefined(batch.place, "the network reorders the samples of a batch before it")
             return
         site = batch.site
-        axis = _own_axis(site.channel_axis, batch.batch_axis)
-        channels = site.shape[site.channel_axis - 1] if site.shape else 1
+        if batch.last is not None and site.role != "span":
+            return
+        axis = site.channel_axis
+        batch_axis = batch.batch_axis
+        # In the tensor's own layout, in which the batch axis need not be the first.
+        is_before = batch_axis is None or 0 < axis <= batch_axis
         calls.append(
             ReplaceableCall(
                 site.name,
-                site.kind,
+                site.kind if of == "activations" else site.role,
                 batch.call,
-                axis,
-                channels,
+                axis - 1 if is_before else axis,
+                site.shape[axis - 1] if site.shape else 1,
                 site.shape,
-                batch_axis=batch.batch_axis,
-                row_order=batch.row_order,
+                batch.last,
+                batch_axis,
+                batch.row_order,
             )
         )
 
     observe_sites(
-        model, [example], add, select=select, on_unseen=on_unseen, on_undefined=on_undefined
+        model, [example], add, of=of, select=select, on_unseen=on_unseen, on_undefined=on_undefined
     )
-    return calls
-
-
-def _own_axis(axis: int, batch: int | None) -> int:
-    """Return a channel axis in the tensor's own layout, given it with the batch axis first."""
-    return axis - 1 if batch is None or 0 < axis <= batch else axis
-
-
-def _module_calls(
-    model: nn.Module, example: Tensor, of: str, selection: Selection, orders: Mapping[str, str]
-) -> list[ReplaceableCall]:
-    paths = {module: path for path, module in model.named_modules()}
-    calls = []
-    for place in find_places(model, example, of):
-        is_one_call = place.module is place.last
-        if not (is_one_call or place.kind == "span"):
-            continue
-        if not selection.may_take(place.name, place.kind):
-            continue
-        axis = place.before.channel
-        calls.append(
-            ReplaceableCall(
-                place.name,
-                place.kind,
-                CallId(paths[place.module], place.call),
-                _own_axis(axis, place.before.batch),
-                place.shape[axis - 1],
-                place.shape,
-                None if is_one_call else CallId(paths[place.last], place.call),
-                place.before.batch,
-                orders.get(place.name, ""),
-            )
-        )
-    if not calls:
+    if not calls and of != "activations":
         raise Undefined(
             f"the network has no {of} that are single modules and match the selection; "
             "replacement.of also takes activations, blocks, mlp, attention, spans:L and "

@@ -104,7 +104,8 @@ class SiteCall:
     y: Side | None = None  # output of the call, like the input; None until the call has returned
     # Known at the end of a handwritten activation.
     site: SiteName = field(default_factory=lambda: SiteName("", "", ""))
-    call: CallId | None = None  # position of an activation call in the forward pass
+    call: CallId | None = None  # position in the forward pass
+    last: CallId | None = None  # position of the last of several consecutive calls
     role: str = "activation"  # activation, gate, attention, softcap, block, mlp, span, module
     # Trackers that determine the role if it depends on how the output is used.
     trackers: list[GateTracker | RoleTracker] = field(default_factory=list)
@@ -376,10 +377,13 @@ class ModuleInterceptor(ModuleStack):
         if not self._starts:
             for place in find_places(self.model, inputs[:2], self._of):
                 self._starts[CallId(self._paths[place.module], place.call)].append(place)
-                self._ends[CallId(self._paths[place.last], place.call)].append(place)
+                self._ends[self._end_id(place)].append(place)
         self.restart()
         self._begun.clear()
         self.model(inputs)
+
+    def _end_id(self, place: ModulePlace) -> CallId:
+        return CallId(self._paths[place.last], place.call)
 
     def around(self, call: ModuleCall) -> Any:
         """Capture the inputs of the places that begin with a call, and the outputs at their end."""
@@ -402,6 +406,8 @@ class ModuleInterceptor(ModuleStack):
                 place.shape,
                 axes.assumed,
                 site=site,
+                call=call.id,
+                last=None if place.last is place.module else self._end_id(place),
                 role=place.kind,
             )
         output = super().around(call)

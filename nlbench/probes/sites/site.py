@@ -178,8 +178,9 @@ class SiteBatch:
         Relative errors of x and y if the network ran in a type narrower than float32, else 0.
     sources : RowNumbers, optional
         Number of each row's sample among the distinct samples of the pass; None if unknown.
-    call : CallId, optional
-        Position of an activation call in the forward pass.
+    call, last : CallId, optional
+        Position of the call in the forward pass. For several consecutive calls, those that receive
+        the input and return the output; otherwise, `last` is None.
     batch_axis : int or None
         Batch axis of the activation's own layout; None if it is unknown.
     row_order : {"", "contiguous", "interleaved", "reordered"}
@@ -201,6 +202,7 @@ class SiteBatch:
     rounding: tuple[float, float] = (0.0, 0.0)
     sources: RowNumbers | None = field(default=None, repr=False, compare=False)
     call: CallId | None = field(default=None, repr=False, compare=False)
+    last: CallId | None = field(default=None, repr=False, compare=False)
     batch_axis: int | None = field(default=None, repr=False, compare=False)
     row_order: str = field(default="", repr=False, compare=False)
     is_last: bool = field(default=False, repr=False, compare=False)

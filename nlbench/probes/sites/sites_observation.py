@@ -410,6 +410,7 @@ class _SitePass:
                 (x.rounding, y.rounding),
                 sources,
                 call.call,
+                call.last,
                 call.batch,
                 "reordered" if call.order is not None else self._row_order(call.label),
             )

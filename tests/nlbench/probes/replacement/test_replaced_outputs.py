@@ -376,6 +376,12 @@ def test_modules_are_places(tokens, of, names):
     assert {(call.channel_axis, call.channels) for call in calls} == {(2, 8)}
 
 
+@pytest.mark.parametrize("select", ["every:2", "kind:residual+every:2", "role:block+every:2"])
+def test_modules_are_selected_as_sites(tokens, select):
+    calls = find_calls(tokens, SEQUENCES[:2], of="blocks", select=select)
+    assert [call.name for call in calls] == ["layers.0", "layers.2"]
+
+
 @pytest.mark.parametrize("of", ["blocks", "mlp", "attention"])
 def test_removed_module_equals_a_network_without_it(tokens, of):
     class Twice(nn.Module):
