@@ -29,18 +29,13 @@ from nlbench.introspection.function_calls import (
     modes_disabled,
     out_of_place,
     positional,
+    tensors_in,
     written_in,
 )
 from nlbench.introspection.model_copy import double_copy, precise_device, shape_copy
 from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.module_stack import ModuleCall, SiteName, SiteNames
-from nlbench.introspection.operations import (
-    known,
-    load_errors,
-    load_operations,
-    qualified_name,
-    registered,
-)
+from nlbench.introspection.operations import known, load_errors, load_operations, registered
 from nlbench.introspection.pytree import tree_iter, tree_map
 from nlbench.introspection.write_log import WriteLog, get_memory_key
 from nlbench.parsers import unique
@@ -63,7 +58,7 @@ def record_program(network: nn.Module, example: Tensor) -> Program:
     (['linear', 'relu'], ('1',))
     """
     recorder = Recorder(network, example)
-    output = run_once(network, example, recorder.recording(), recorder.check_output)
+    output = run_once(network, example, recorder.recording(), recorder.check_refused)
     value = recorder.output_value(output)
     return _drop_unused(recorder.program, value, tuple(example.shape[1:]))
 
@@ -160,21 +155,10 @@ class _StorageLayout:
         return positions.as_strided(self.shape, self.stride, self.offset).flatten()
 
 
-@dataclass(frozen=True)
-class _Operation:
+class _OperatorCall(FunctionCall):
     """A dispatched operation, with the tensors into which it writes."""
 
-    function: Any
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
     written: Sequence[Tensor] = ()
-
-    def run(self) -> Any:
-        return self.function(*self.args, **self.kwargs)
-
-    def tensors(self) -> list[Tensor]:
-        return [a for a in tree_iter((self.args, self.kwargs)) if isinstance(a, Tensor)]
 
 
 class Recorder(DispatchMode):
@@ -225,10 +209,6 @@ class Recorder(DispatchMode):
         named = zip(self.steps, self._sites, strict=True)
         return [replace(step, site=name.text if name else "") for step, name in named]
 
-    def check_output(self, output: object) -> None:
-        """Raise if the output depends on an operation that can't be traced."""
-        self._check_refused([output] if isinstance(output, Tensor) else [])
-
     def output_value(self, output: Tensor) -> int:
         """Return the index of the value that the network returns, which may be a constant."""
         self._refresh(output, "forward")
@@ -245,7 +225,7 @@ class Recorder(DispatchMode):
 
     def attend(self, forward: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Any:
         """Refuse attention by name, since an error about its first step would be misleading."""
-        if any(isinstance(x, Tensor) and x in self._values for x in (*inputs, *kwargs.values())):
+        if any(x in self._values for x in tensors_in((inputs, kwargs))):
             name = "multi_head_attention_forward"
             raise self._refusal(name, self._why_not(name))
         return forward(*inputs, **kwargs)
@@ -254,8 +234,8 @@ class Recorder(DispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         args, kwargs = positional(func, tuple(args), kwargs or {})
-        written = written_in(func, args, kwargs)
-        operation = _Operation(func, qualified_name(func), args, kwargs, written)
+        operation = _OperatorCall(func, args, kwargs)
+        operation.written = written_in(func, args, kwargs)
         depth = len(self._composites)
         try:
             return self._record(operation)
@@ -263,12 +243,14 @@ class Recorder(DispatchMode):
             del self._composites[depth:]
             return self._run_refused(operation, error)
 
-    def _run_refused(self, operation: _Operation, error: UnsupportedOperation) -> Any:
+    def _run_refused(self, operation: _OperatorCall, error: UnsupportedOperation) -> Any:
         """Run an operation that can't be traced, unless its result decides what runs later.
 
         The network may only store the result, as it does with statistics of its activations.
         """
-        if _reads_values(operation.name) or _READING_TAGS.intersection(operation.function.tags):
+        if operation.takes in _READING_VALUES or _READING_TAGS.intersection(
+            operation.function.tags
+        ):
             raise error
         if any(get_memory_key(tensor) in self._constants for tensor in operation.written):
             raise error
@@ -280,9 +262,10 @@ class Recorder(DispatchMode):
         self._refused_memory |= {get_memory_key(tensor): error for tensor in operation.written}
         return result
 
-    def _check_refused(self, tensors: Sequence[Tensor]) -> None:
-        """Raise if one of the tensors depends on an operation that can't be traced."""
-        for tensor in tensors if self._refused or self._refused_memory else ():
+    def check_refused(self, *values: object) -> None:
+        """Raise if one of the values depends on an operation that can't be traced."""
+        tensors = values if self._refused or self._refused_memory else ()
+        for tensor in filter(torch.is_tensor, tensors):
             error = self._refused.get(tensor) or self._refused_memory.get(get_memory_key(tensor))
             if error is not None:
                 raise error
@@ -290,12 +273,12 @@ class Recorder(DispatchMode):
     def record_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of a registered autograd function as one operation."""
         with modes_disabled():
-            return self._record(_Operation(func, qualified_name(func), args, kwargs))
+            return self._record(_OperatorCall(func, args, kwargs))
 
     def refuse_reading(self, name: str, args: Sequence[Any]) -> None:
         """Raise on access to the memory of a tensor that depends on the input."""
         if args and isinstance(args[0], Tensor):
-            self._check_refused([args[0]])
+            self.check_refused(args[0])
             if not self._is_traced(args[0]):
                 return
             raise self._refusal(name, "the computation depends on the values of the input")
@@ -303,11 +286,11 @@ class Recorder(DispatchMode):
     def _is_traced(self, tensor: Tensor) -> bool:
         return tensor in self._values or tensor in self._transposed
 
-    def _record(self, operation: _Operation) -> Any:
+    def _record(self, operation: _OperatorCall) -> Any:
         """Run an operation, and record it if it depends on the input."""
         name = operation.name
-        tensors = operation.tensors()
-        self._check_refused(tensors)
+        tensors = operation.tensors
+        self.check_refused(*tensors)
         for tensor in tensors:
             self._refresh(tensor, name)
         if any(a in self._indices for a in tensors):
@@ -315,12 +298,13 @@ class Recorder(DispatchMode):
         traced = list({id(a): a for a in tensors if self._is_traced(a)}.values())
         if not traced:
             return self._run_constant(operation)
-        self._check_inputs(name, tensors, traced)
+        self._check_inputs(operation, traced)
         numbers = {id(a): Input(i) for i, a in enumerate(traced)}
         spec, spec_kwargs = tree_map(
             lambda a: numbers.get(id(a), a), (operation.args, operation.kwargs)
         )
-        if _ignores_values(name, spec):
+        takes = operation.takes
+        if takes == "shape" or (takes == "second shape" and not isinstance(spec[0], Input)):
             return operation.run()
         if _is_transposition(operation):
             return self._transpose(operation)
@@ -338,7 +322,7 @@ class Recorder(DispatchMode):
             return self._copy(operation, spec, traced)
         if _clamps_to_tensors(operation):
             return self._decompose(operation, partial(_clamp, name), operation.written)
-        if not known(name).traced:
+        if not operation.operation.traced:
             return self._decompose(operation, operation.function.decompose)
         constants = {get_memory_key(a) for a in tensors if not self._is_traced(a)}
         call = RecordedCall(name, operation.function, spec, spec_kwargs, (), ())
@@ -353,7 +337,7 @@ class Recorder(DispatchMode):
         self._add(replace(call, shapes=shapes), traced, result, operation.written)
         return result
 
-    def _run_constant(self, operation: _Operation) -> Any:
+    def _run_constant(self, operation: _OperatorCall) -> Any:
         """Run an operation that doesn't depend on the input."""
         if any(get_memory_key(a) in self._constants for a in operation.written):
             raise self._refusal(operation.name, "it changes a constant that was read before")
@@ -363,16 +347,17 @@ class Recorder(DispatchMode):
                 self._log_write(tensor, None)
         return result
 
-    def _check_inputs(self, name: str, tensors: list[Tensor], traced: list[Tensor]) -> None:
+    def _check_inputs(self, operation: _OperatorCall, traced: list[Tensor]) -> None:
         """Raise if an operation can't be recorded with its tensors."""
-        if any(a.layout in SPARSE_LAYOUTS for a in tensors):
+        name = operation.name
+        if any(a.layout in SPARSE_LAYOUTS for a in operation.tensors):
             raise self._refusal(name, "it reads a sparse tensor")
-        if _reads_values(name):
+        if operation.takes in _READING_VALUES:
             raise self._refusal(name, "the computation depends on the values of the input")
         if not all(a.numel() for a in traced):
             raise self._refusal(name, "it takes a tensor without entries")
 
-    def _without_write(self, operation: _Operation, call: RecordedCall) -> RecordedCall:
+    def _without_write(self, operation: _OperatorCall, call: RecordedCall) -> RecordedCall:
         """Return the call that returns what an operation in place writes."""
         written = operation.written
         if len(written) != 1 or written[0] is not operation.args[0]:
@@ -382,7 +367,7 @@ class Recorder(DispatchMode):
         function = out_of_place(operation.function, operation.name)
         return replace(call, function=function, args=(first, *call.args[1:]))
 
-    def _transpose(self, operation: _Operation) -> Any:
+    def _transpose(self, operation: _OperatorCall) -> Any:
         """Transpose a value without adding a step: the result refers to the same value."""
         source = operation.args[0]
         result = operation.run()
@@ -393,7 +378,7 @@ class Recorder(DispatchMode):
             self._writes.bind(result)
         return result
 
-    def _permute(self, operation: _Operation, is_folded: bool) -> Any:
+    def _permute(self, operation: _OperatorCall, is_folded: bool) -> Any:
         """Record a call that moves the elements of a tensor, also to or from its first axis.
 
         Return None if it doesn't.
@@ -412,7 +397,7 @@ class Recorder(DispatchMode):
         return result
 
     def _record_transposed(
-        self, operation: _Operation, call: RecordedCall, traced: list[Tensor]
+        self, operation: _OperatorCall, call: RecordedCall, traced: list[Tensor]
     ) -> Any:
         """Record a call on transposed tensors as the same call on values with samples first."""
         try:
@@ -430,7 +415,7 @@ class Recorder(DispatchMode):
         return result
 
     def _decompose(
-        self, operation: _Operation, parts: Callable[..., Any], written: Sequence[Tensor] = ()
+        self, operation: _OperatorCall, parts: Callable[..., Any], written: Sequence[Tensor] = ()
     ) -> Any:
         """Record the parts of an operation that has no rule."""
         self._composites.append(operation.name)
@@ -497,7 +482,7 @@ class Recorder(DispatchMode):
         self._values[tensor] = value
         self._writes.bind(tensor)
 
-    def _copy(self, operation: _Operation, spec: Sequence[Any], traced: Sequence[Tensor]) -> Any:
+    def _copy(self, operation: _OperatorCall, spec: Sequence[Any], traced: Sequence[Tensor]) -> Any:
         """Record an assignment to a tensor or to a slice of one."""
         target = operation.args[0]
         source = spec[1] if len(spec) > 1 else None
@@ -573,7 +558,8 @@ class Recorder(DispatchMode):
         return self._names.current or self._names.name((self._composites or [name])[0])
 
 
-# Of operations whose results, or the shapes of them, depend on values.
+# Facts and tags of operations whose results, or the shapes of them, depend on values.
+_READING_VALUES = ("number", "truth", "values")
 _READING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 _MOVES_SAMPLES = "it moves or drops the batch axis"
@@ -583,12 +569,7 @@ def _is_one_sample(tensor: Any) -> bool:
     return not isinstance(tensor, Tensor) or (tensor.ndim > 0 and len(tensor) == 1)
 
 
-def _reads_values(name: str) -> bool:
-    """Return True if an operation's result is not a tensor that depends on the input."""
-    return known(name).takes in ("number", "truth", "values")
-
-
-def _clamps_to_tensors(operation: _Operation) -> bool:
+def _clamps_to_tensors(operation: _OperatorCall) -> bool:
     bounds = (*operation.args[1:], *operation.kwargs.values())
     has_tensors = any(isinstance(bound, Tensor) for bound in bounds)
     is_clamp = operation.name in ("clamp", "clip", "clamp_min", "clamp_max")
@@ -601,12 +582,6 @@ def _clamp(name: str, x: Any, *bounds: Any, **named: Any) -> Any:
     low, high = named.get("min", low), named.get("max", high)
     x = x if low is None else torch.maximum(x, low)
     return x if high is None else torch.minimum(x, high)
-
-
-def _ignores_values(name: str, spec: Sequence[Any]) -> bool:
-    """Return True if a call uses only the shape and dtype of its traced tensors."""
-    takes = known(name).takes
-    return takes == "shape" or (takes == "second shape" and not isinstance(spec[0], Input))
 
 
 def _find_rule(call: RecordedCall) -> Rule:
@@ -645,7 +620,7 @@ _TRANSPOSING = (
 )  # fmt: skip
 
 
-def _is_transposition(operation: _Operation) -> bool:
+def _is_transposition(operation: _OperatorCall) -> bool:
     """Return True if a call transposes a matrix."""
     args = operation.args
     if operation.written or operation.name not in _TRANSPOSING or not args or args[0].ndim != 2:

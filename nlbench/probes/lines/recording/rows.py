@@ -91,12 +91,12 @@ class _Rows:
         samples = self.samples
         return replace(
             samples,
-            apply=lambda x: self._split(samples.apply(self._merge(x))),
+            apply=self._lifted(samples.apply),
             bound=self._bound,
-            snap=None if samples.snap is None else self._snap,
+            snap=samples.snap and self._lifted(samples.snap),
             workspace=self.rows * samples.workspace,
-            pieces=None if samples.pieces is None else self._pieces(samples.pieces),
-            direct=None if samples.direct is None else self._direct,
+            pieces=samples.pieces and self._pieces(samples.pieces),
+            direct=samples.direct and self._lifted(samples.direct),
         )
 
     def _merge(self, points: Sequence[Tensor]) -> list[Tensor]:
@@ -114,25 +114,20 @@ class _Rows:
         bound = self.samples.bound(self._merge(inputs), merged, output.flatten(0, 1))
         return self._split(bound.expand(len(output) * self.rows, *bound.shape[1:]))
 
-    def _snap(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        assert self.samples.snap is not None
-        merged = self._merge(self._expand(inputs, bounds))
-        return self._split(self.samples.snap(self._merge(inputs), merged))
+    def _lifted(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return a function of samples (inputs and their bounds) as a function of points."""
 
-    def _direct(self, points: Sequence[Tensor]) -> Tensor:
-        assert self.samples.direct is not None
-        return self._split(self.samples.direct(self._merge(points)))
+        def lifted(inputs: Sequence[Tensor], *bounds: Sequence[Tensor]) -> Tensor:
+            merged = [self._merge(self._expand(inputs, bound)) for bound in bounds]
+            return self._split(function(self._merge(inputs), *merged))
+
+        return lifted
 
     def _pieces(self, pieces: UnitPieces) -> UnitPieces:
         if isinstance(pieces, Kinks):
             return replace(
-                pieces,
-                value=lambda x: self._split(pieces.value(self._merge(x))),
-                error=lambda x, b: self._split(
-                    pieces.error(self._merge(x), self._merge(self._expand(x, b)))
-                ),
+                pieces, value=self._lifted(pieces.value), error=self._lifted(pieces.error)
             )
-
         if isinstance(pieces, Ranks):
             return replace(
                 pieces,
