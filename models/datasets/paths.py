@@ -292,7 +292,8 @@ def _as_inputs(array: Any, name: str) -> tuple[Any, str]:
     import numpy as np
     import torch
 
-    from nlbench.subjects.own_data import check_dense, native_array
+    from nlbench.subjects.inputs import dense
+    from nlbench.subjects.own_data import native_array
 
     if isinstance(array, np.ndarray):
         if array.dtype.kind not in "iufb" or (array.dtype.kind == "u" and array.itemsize > 1):
@@ -300,8 +301,7 @@ def _as_inputs(array: Any, name: str) -> tuple[Any, str]:
                 f"{name} holds {array.dtype}, expected floats, signed integers or bytes"
             )
         array = torch.from_numpy(native_array(array))
-    tensor: torch.Tensor = array
-    check_dense(name, tensor)
+    tensor = dense(name, array)
     is_bytes = tensor.dtype == torch.uint8
     if tensor.dtype in (torch.float16, torch.bfloat16, torch.bool):
         tensor = tensor.float()

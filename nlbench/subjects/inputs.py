@@ -401,8 +401,10 @@ class BatchReader:
 
         The output is then a list of the same length, and not a tensor for each of several inputs.
         """
-        samples = arguments.args[0] if arguments.args else None
-        if not isinstance(samples, list | tuple) or not samples or not all(map(_is_image, samples)):
+        samples: Any = arguments.args[0] if arguments.args else None
+        if not _is_list_of(Tensor, samples):
+            return False
+        if any(image.ndim != 3 or not image.is_floating_point() for image in samples):
             return False
         output = self._run(Arguments(list(samples), *arguments.args[1:], **arguments.kwargs))
         if not isinstance(output, list | tuple) or len(output) != len(samples):
@@ -445,7 +447,7 @@ class BatchReader:
             while len(batch) > self._max_arguments + 1 and is_identifier(batch[-1]):
                 batch = batch[:-1]
         has_labels = self._labels is True
-        if len(batch) > 1 and _are_mappings(batch[-1]):
+        if len(batch) > 1 and _is_list_of(Mapping, batch[-1]):
             has_labels = self._labels is not False  # Boxes of a detector, one mapping per image.
         elif self._guesses_labels and not takes_one and len(batch) > 1:
             has_labels = self._ends_with_labels(batch)
@@ -624,7 +626,7 @@ def _flatten(
         name = "" if is_one else pytree.keystr(path[1:])
         key = getattr(path[1], "idx", getattr(path[1], "key", None))
         if isinstance(value, Tensor):
-            tensor = _dense(value, name)
+            tensor = dense(f"inputs{name}", value)
             has_length = length is None or tensor.shape[:1] == (length,)
             if (tensor.ndim or is_one) and holds_samples[key] and has_length:
                 tensors.append(tensor)
@@ -646,13 +648,9 @@ def _as_node(value: Any) -> Any:
     return pytree.ObjectOfTensors(value, parts) if parts else value
 
 
-def _are_mappings(value: object) -> bool:
+def _is_list_of(kind: type[Any], value: object) -> bool:
     is_list = isinstance(value, list | tuple) and len(value) > 0
-    return is_list and all(isinstance(entry, Mapping) for entry in value)  # type: ignore[attr-defined]
-
-
-def _is_image(value: object) -> bool:
-    return isinstance(value, Tensor) and value.ndim == 3 and value.is_floating_point()
+    return is_list and all(isinstance(entry, kind) for entry in value)  # type: ignore[attr-defined]
 
 
 def _stacked(arguments: Arguments) -> tuple[Arguments, int]:
@@ -688,21 +686,23 @@ def _constant_like(value: Any, packed: Tensor, dtype: torch.dtype | None) -> Any
     return value.to(packed.device, kind, copy=True)
 
 
-def _dense(tensor: Tensor, position: str) -> Tensor:
+def dense(label: str, tensor: Tensor) -> Tensor:
     """Convert a tensor to a plain `Tensor`. Raise unless it is dense and has values."""
     if tensor.layout != torch.strided or tensor.is_nested:
-        raise RequestError(f"inputs{position}: a sparse or nested tensor, expected a dense one")
+        raise RequestError(f"{label}: a sparse or nested tensor, expected a dense one")
+    if tensor.is_quantized:
+        raise RequestError(f"{label}: a quantised tensor, expected numbers; use dequantize()")
     if tensor.is_meta:
-        raise RequestError(f"inputs{position}: a tensor on the meta device, without values")
+        raise RequestError(f"{label}: a tensor on the meta device, without values")
     if tensor.dtype in WIDE_UNSIGNED:
         kind = str(tensor.dtype).removeprefix("torch.")
         raise RequestError(
-            f"inputs{position}: a tensor of {kind}, expected floats or signed integers; use "
-            ".float() or .long()"
+            f"{label}: a tensor of {kind}, expected floats, signed integers or bytes; use .float() "
+            "or .long()"
         )
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise RequestError(
-            f"inputs{position}: {_add_article(tensor)}, a subclass with its own dispatch; "
+            f"{label}: {_add_article(tensor)}, a subclass with its own dispatch; "
             "expected a torch.Tensor"
         )
     return tensor.as_subclass(Tensor)

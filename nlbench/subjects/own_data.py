@@ -20,7 +20,7 @@ from nlbench.introspection.model_output import output_parts
 from nlbench.introspection.random_state import RandomStream
 
 from .data import Dataset, Items
-from .inputs import LABEL_KEYS, WIDE_UNSIGNED, BatchReader, is_identifier
+from .inputs import LABEL_KEYS, BatchReader, dense, is_identifier
 from .samples import MAX_SAMPLE_BYTES, READ_BATCH, InMemoryItems, drawn_indices, joined
 
 Read = Callable[[Any], tuple[Tensor, Tensor | None]]
@@ -321,22 +321,8 @@ def _tensor(label: str, value: Any) -> Tensor:
         kind = type(value).__name__
         hint = "; use transforms.ToTensor()" if hasattr(value, "convert") else ""
         raise RequestError(f"{label} yields inputs of type {kind}, expected tensors{hint}")
-    check_dense(label, value)
-    tensor = value.detach().cpu()
+    tensor = dense(label, value).detach().cpu()
     return tensor.float() if tensor.dtype == torch.float64 else tensor
-
-
-def check_dense(label: str, tensor: Tensor) -> None:
-    """Raise unless a tensor is dense, not quantised, and has values."""
-    if tensor.layout != torch.strided or tensor.is_nested:
-        raise RequestError(f"{label} has a sparse or nested tensor, expected a dense one")
-    if tensor.is_quantized:
-        raise RequestError(f"{label} has a quantised tensor, expected numbers; use dequantize()")
-    if tensor.is_meta:
-        raise RequestError(f"{label} has a tensor on the meta device, without values")
-    if tensor.dtype in WIDE_UNSIGNED:
-        kind = str(tensor.dtype).removeprefix("torch.")
-        raise RequestError(f"{label} holds {kind}, expected floats, signed integers or bytes")
 
 
 def _rows(label: str, inputs: Any, labels: Any) -> tuple[Tensor, Tensor | None]:

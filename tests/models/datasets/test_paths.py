@@ -179,8 +179,8 @@ def test_text_is_cut_into_windows(folder, name):
         ("gap.csv", {}, "row 2 of the column 'b' is empty"),
         ("broken.parquet", {}, "can't read broken.parquet"),
         ("state.pt", {}, "expected x"),
-        ("sparse.pt", {}, "sparse.pt has a sparse or nested tensor"),
-        ("quantised.pt", {}, "quantised.pt has a quantised tensor"),
+        ("sparse.pt", {}, "sparse.pt: a sparse or nested tensor"),
+        ("quantised.pt", {}, "quantised.pt: a quantised tensor"),
     ],
 )
 def test_unusable_paths_are_one_line(folder, name, options, message):
