@@ -13,8 +13,7 @@ from nlbench.citation import Source
 from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.measure import Measure, MoreMeans, Result
-from nlbench.measure.replicates import leave_groups_out
-from nlbench.measure.sample_groups import SampleGroups
+from nlbench.measure.replicates import SampleGroups, leave_groups_out
 from nlbench.options import Option
 from nlbench.probes.function import FunctionBatch
 

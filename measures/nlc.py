@@ -13,8 +13,7 @@ from torch import Tensor
 from nlbench.citation import Source
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import Measure, MoreMeans, Result
-from nlbench.measure.replicates import combine
-from nlbench.measure.sample_groups import SampleGroups
+from nlbench.measure.replicates import SampleGroups, combine
 from nlbench.options import Option
 from nlbench.probes.function import FunctionBatch, directional_derivative
 

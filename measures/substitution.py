@@ -15,8 +15,7 @@ from torch import Tensor
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import Measure, MoreMeans, Result, Value
 from nlbench.measure.left_out import merge_all_but_one
-from nlbench.measure.replicates import combine, leave_groups_out
-from nlbench.measure.sample_groups import SampleGroups
+from nlbench.measure.replicates import SampleGroups, combine, leave_groups_out
 from nlbench.options import Option
 from nlbench.probes.replacement import ReplacedOutputs
 from nlbench.probes.replacement.replacement_probe import DEGREES, UNFITTED

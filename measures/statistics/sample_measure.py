@@ -12,8 +12,7 @@ from torch import Tensor
 
 from nlbench.errors import Undefined
 from nlbench.measure import Measure, Result
-from nlbench.measure.replicates import leave_groups_out
-from nlbench.measure.sample_groups import SampleGroups
+from nlbench.measure.replicates import SampleGroups, leave_groups_out
 
 
 class SampleMeasure(Measure):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nlbench.errors import one_line
-from nlbench.reporting import load_reports
+from nlbench.lazy import load_reports
 
 from .replicates import combine, standard_error
 
@@ -59,26 +59,48 @@ def _plain_parts(parts: Parts) -> dict[str, tuple[float, ...] | dict[str, float]
     }
 
 
-def _flat_numbers(
-    statistics: Mapping[str, float], parts: Parts, replicates: Sequence[float]
-) -> dict[str, float]:
-    """Return all numbers keyed by flat names: ``segment0``, ``segment1``, … and ``site:relu``."""
-    flat = dict(statistics)
-    # Records of earlier versions have errors by other methods.
-    flat.pop("error", None)
-    error = standard_error(replicates)
-    if error is not None:
-        flat["error"] = error
-    for name, numbers in parts.items():
-        if isinstance(numbers, Mapping):
-            flat |= {f"{name}:{part}": number for part, number in numbers.items()}
-        else:
-            flat |= {f"{name}{index}": number for index, number in enumerate(numbers)}
-    return flat
+class _Numbers:
+    """Normalisation and standard error of the statistics in the field `_field`."""
+
+    _field = ""
+    reason: str
+    parts: Parts
+    replicates: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        numbers = _plain(getattr(self, self._field))
+        object.__setattr__(self, self._field, numbers)
+        object.__setattr__(self, "reason", one_line(self.reason) if self.reason else "")
+        object.__setattr__(self, "parts", _plain_parts(self.parts))
+        replicates = _valid_replicates(self.replicates, numbers.get("value"))
+        object.__setattr__(self, "replicates", replicates)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Statistics, standard error (``error``) and parts, keyed by their names in tables.
+
+        Parts are ``segment0``, ``segment1``, … and ``site:relu``.
+        """
+        flat = dict(getattr(self, self._field))
+        # Records of earlier versions have errors by other methods.
+        flat.pop("error", None)
+        if self.error is not None:
+            flat["error"] = self.error
+        for name, numbers in self.parts.items():
+            if isinstance(numbers, Mapping):
+                flat |= {f"{name}:{part}": number for part, number in numbers.items()}
+            else:
+                flat |= {f"{name}{index}": number for index, number in enumerate(numbers)}
+        return flat
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the value, or None if it is unknown."""
+        return standard_error(self.replicates)
 
 
 @dataclass(frozen=True)
-class Value:
+class Value(_Numbers):
     """Score at one place: a site, a path or a layer.
 
     Parameters
@@ -107,6 +129,7 @@ class Value:
     {'value': 8.0, 'segment0': 3.0, 'segment1': 5.0, 'site:relu': 8.0}
     """
 
+    _field = "statistics"
     place: str
     statistics: Mapping[str, float]
     n: int = 0
@@ -114,23 +137,6 @@ class Value:
     reason: str = ""
     parts: Parts = field(default_factory=dict)
     replicates: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "statistics", _plain(self.statistics))
-        object.__setattr__(self, "reason", one_line(self.reason) if self.reason else "")
-        object.__setattr__(self, "parts", _plain_parts(self.parts))
-        replicates = _valid_replicates(self.replicates, self.statistics.get("value"))
-        object.__setattr__(self, "replicates", replicates)
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """Statistics, standard error (``error``) and parts, keyed by their names in tables."""
-        return _flat_numbers(self.statistics, self.parts, self.replicates)
-
-    @property
-    def error(self) -> float | None:
-        """Standard error of the score, or None if it is unknown."""
-        return standard_error(self.replicates)
 
     @classmethod
     def missing(cls, place: str, status: Status, reason: str, n: int = 0) -> Value:
@@ -158,7 +164,7 @@ def summarize(values: Iterable[float]) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(_Numbers):
     """Result of one measure for one subject.
 
     Parameters
@@ -180,6 +186,7 @@ class Result:
         The summary's ``value`` without each group of samples in turn; see `Value`.
     """
 
+    _field = "summary"
     summary: Mapping[str, float]
     values: tuple[Value, ...] = ()
     n: int = 0
@@ -188,23 +195,6 @@ class Result:
     notes: Mapping[str, Any] = field(default_factory=dict)
     parts: Parts = field(default_factory=dict)
     replicates: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "summary", _plain(self.summary))
-        object.__setattr__(self, "reason", one_line(self.reason) if self.reason else "")
-        object.__setattr__(self, "parts", _plain_parts(self.parts))
-        replicates = _valid_replicates(self.replicates, self.summary.get("value"))
-        object.__setattr__(self, "replicates", replicates)
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """Summary, standard error (``error``) and parts, keyed by their names in tables."""
-        return _flat_numbers(self.summary, self.parts, self.replicates)
-
-    @property
-    def error(self) -> float | None:
-        """Standard error of the summary's ``value``, or None if it is unknown."""
-        return standard_error(self.replicates)
 
     @property
     def places(self) -> tuple[int, int]:
