@@ -52,6 +52,14 @@ def _exported_names(package: str) -> dict[str, str]:
     }
 
 
+def load_reports() -> Any:
+    """Import ``nlbench.reports`` when a report is requested, since it imports pandas.
+
+    The core uses it only through its exports.
+    """
+    return import_module("nlbench.reports")
+
+
 @contextmanager
 def fast_imports() -> Iterator[None]:
     """Import without garbage collection, and exclude all existing objects from later collections.

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlbench.errors import RequestError, Undefined, nearest
+from nlbench.lazy import load_reports
 from nlbench.measure.replicates import GROUPS, group_index, standard_error
-from nlbench.reporting import load_reports
 from nlbench.subjects.spec import SubjectSpec
 
 if TYPE_CHECKING:

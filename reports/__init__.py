@@ -1,9 +1,8 @@
 """Leaderboards, figures and HTML pages for runs.
 
-The exports are the functions that `nlbench.reporting` provides to the core. `leaderboard` computes
-values, ranks and intervals; `terminal` prints them. `page` collects the content of the HTML page,
-`views` builds its tables (including the leaderboard), and `templates` contains its HTML, CSS and
-JavaScript.
+The core imports the exports with `nlbench.lazy.load_reports`. `leaderboard` computes values, ranks
+and intervals; `terminal` prints them. `page` collects the content of the HTML page, `views` builds
+its tables (including the leaderboard), and `templates` contains its HTML, CSS and JavaScript.
 """
 
 from typing import TYPE_CHECKING

@@ -27,8 +27,8 @@ from nlbench.cli.parameters import (
     ProgressStyle,
 )
 from nlbench.errors import RequestError
+from nlbench.lazy import load_reports
 from nlbench.parsers import MAX_COUNT, MAX_INTEGER
-from nlbench.reporting import load_reports
 from nlbench.serialization.files import make_folder, write_atomically
 
 if TYPE_CHECKING:

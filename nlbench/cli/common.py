@@ -173,7 +173,7 @@ def show_run(run: Run, report: bool, **files: Path) -> None:
     """
     from rich.console import Console
 
-    from nlbench.reporting import load_reports
+    from nlbench.lazy import load_reports
 
     assert run.path is not None
     page = run.path / "report.html"

@@ -29,7 +29,7 @@ def compare(
     """Show the differences between two runs, layer by layer, and what could explain them."""
     from rich.console import Console
 
-    from nlbench.reporting import load_reports
+    from nlbench.lazy import load_reports
     from nlbench.store.run import load_run
 
     reports = load_reports()

@@ -39,7 +39,7 @@ def figure(
     ] = "column",
 ) -> None:
     """Draw a figure for a paper, in its final size: text of 8 points, colour-blind safe."""
-    from nlbench.reporting import load_reports
+    from nlbench.lazy import load_reports
     from nlbench.serialization.files import make_folder, write_atomically
     from nlbench.store.run import load_run
 

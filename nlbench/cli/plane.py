@@ -52,7 +52,7 @@ def plane(
     progress: ProgressStyle = "auto",
 ) -> None:
     """Plot a network's region boundaries and decisions on the plane through given samples."""
-    from nlbench.reporting import load_reports
+    from nlbench.lazy import load_reports
     from nlbench.serialization.files import make_folder
     from nlbench.store.run import load_run
 

@@ -30,7 +30,7 @@ def report(
         expected = "a name ending in .html, or a folder"
         raise RequestError(f"--output: expected {expected}, got '{shorten(str(output))}'")
 
-    from nlbench.reporting import load_reports
+    from nlbench.lazy import load_reports
     from nlbench.store.run import load_run
 
     loaded = [load_run(path) for folder in runs for path in _expand(folder)]

@@ -30,7 +30,7 @@ def show(
     """Show a measure, model, dataset or recipe, or a run's manifest."""
     # The functions of os.path return False for an invalid name instead of raising.
     if os.path.isfile(f"{name}/manifest.json"):  # noqa: PTH113
-        from nlbench.reporting import load_reports
+        from nlbench.lazy import load_reports
         from nlbench.store.run import load_run
 
         manifest = load_run(name).manifest

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError, enumerate_names
+from nlbench.lazy import load_reports
 from nlbench.measure import Result
 from nlbench.parsers import unique
-from nlbench.reporting import load_reports
 
 from .manifest import Manifest, now
 from .record import Record, changed_keys, difference_text, read_decisions
