@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,7 +21,7 @@ from nlbench.introspection.memory import CostMeter, FeasibleSizes, release_freed
 from nlbench.introspection.model_state import changed_parameters, parameter_checksums
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.introspection.process_state import foreign_changes, restored_process_state
-from nlbench.introspection.random_state import RandomStream, preserve_numpy_state
+from nlbench.introspection.random_state import RandomStream, preserve_rng_state
 from nlbench.introspection.threads import torch_threads
 from nlbench.measure import Measure, Result
 from nlbench.measure.contract import load_measure
@@ -58,7 +58,7 @@ class UnitRunner:
         self._subject_key: tuple[str, ...] = ()
         self._load_seconds = 0.0
         self._load_remark = ""
-        self._machines: dict[tuple[str, str], RecordedMachine] = {}
+        self._describe_machine = cache(describe_machine)
         self._feasible_sizes: FeasibleSizes = WeakKeyDictionary()
         self._imported: set[tuple[str, str]] = set()
         self._foreign_changes = foreign_changes()
@@ -132,12 +132,6 @@ class UnitRunner:
         with threads, exact_arithmetic(unit.precision, device.type):
             yield
 
-    def _machine(self, unit: Unit) -> RecordedMachine:
-        key = unit.device, unit.precision
-        if key not in self._machines:
-            self._machines[key] = describe_machine(torch.device(unit.device), unit.precision)
-        return self._machines[key]
-
     def _problem(self, spec: RecordedMeasure) -> str:
         """Return the reason why a planned measure is not available here, or an empty string."""
         try:
@@ -173,7 +167,7 @@ class UnitRunner:
         """Load a unit's subject unless it is cached, and describe the machine."""
         remark = self._import_plugins(unit.cells[0].subject)
         with self._run_settings(unit):
-            machine = self._machine(unit)
+            machine = self._describe_machine(torch.device(unit.device), unit.precision)
             monitor.loading()
             return self._cached_subject(unit, remark), machine
 
@@ -193,7 +187,7 @@ class UnitRunner:
             stream = RandomStream(f"load {plan.key}", device)
             with (
                 restored_process_state(is_continued=self._has_begun) as changes,
-                preserve_numpy_state(),
+                preserve_rng_state(device),
                 stream.active(),
             ):
                 subject = load_subject(plan.spec, device)
@@ -257,7 +251,7 @@ def measure_subject(
         with (
             pass_context(),
             restored_process_state(is_continued=is_continued) as changes,
-            preserve_numpy_state(),
+            preserve_rng_state(device),
             stream.active(),
         ):
             is_continued = True

@@ -49,7 +49,8 @@ class OpenedFiles:
                     file = source_from_cache(file)
             is_own = any(Path(file).is_relative_to(folder) for folder in folders)
             is_code = file.endswith((".py", ".pyc"))
-            if (is_own or not is_code) and not _is_installed(file) and os.path.isfile(file):  # noqa: PTH113
+            is_installed = file.startswith(_installed_folders())
+            if (is_own or not is_code) and not is_installed and os.path.isfile(file):  # noqa: PTH113
                 found.add(file)
         return found
 
@@ -90,10 +91,6 @@ def _observe(event: str, args: tuple[Any, ...]) -> None:
     if event == "open" and _active:
         for opened in _active:
             opened.add(*args)
-
-
-def _is_installed(file: str) -> bool:
-    return file.startswith(_installed_folders())
 
 
 def add_opened(earlier: OpenedFiles) -> None:

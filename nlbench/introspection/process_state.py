@@ -390,23 +390,21 @@ def _working_directory() -> str | None:
         return None
 
 
-def _default_device() -> torch.device | None:
-    """Return the device set by `torch.set_default_device`, if any."""
-    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    return None if context is None else context.device
+def _default_device_mode() -> Any:
+    """Return the mode of `torch.set_default_device`, if any."""
+    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
 
 
 def _function_modes() -> list[Any]:
     """Return the active modes but that of `torch.set_default_device`."""
-    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     stack = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
-    return [mode for mode in stack if mode is not default]
+    return [mode for mode in stack if mode is not _default_device_mode()]
 
 
 def _set_function_modes(modes: list[Any]) -> None:
     while torch._C._len_torch_function_stack():
         torch._C._pop_torch_function_stack()
-    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    default = _default_device_mode()
     stack = modes if default is None else [default, *modes]
     for mode in stack:
         torch._C._push_on_torch_function_stack(mode)
@@ -508,7 +506,11 @@ _THREAD_SETTINGS = [
     _Setting(
         "torch.is_inference_mode_enabled", torch.is_inference_mode_enabled, _set_inference_mode
     ),
-    _Setting("torch.get_default_device", _default_device, torch.set_default_device),
+    _Setting(
+        "torch.get_default_device",
+        lambda: getattr(_default_device_mode(), "device", None),
+        torch.set_default_device,
+    ),
     _Setting("torch.is_grad_enabled", torch.is_grad_enabled, torch._C._set_grad_enabled),
     _Setting("torch.get_num_threads", torch.get_num_threads, torch.set_num_threads),
     _Setting(
@@ -582,10 +584,9 @@ def _import_list(name: str) -> _Setting:
     def write(before: list[Any]) -> None:
         setattr(sys, name, before + [entry for entry in read() if entry not in before])
 
-    def lacks_entries(before: list[Any], now: list[Any]) -> bool:
-        return any(entry not in now for entry in before)
-
-    return _Setting(f"sys.{name}", read, write, lacks_entries)
+    return _Setting(
+        f"sys.{name}", read, write, lambda before, now: any(entry not in now for entry in before)
+    )
 
 
 def _refill(hooks: dict[Any, Any], before: dict[Any, Any]) -> None:

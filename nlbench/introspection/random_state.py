@@ -46,7 +46,11 @@ def torch_generators(device: torch.device) -> list[torch.Generator]:
 
 @contextmanager
 def preserve_rng_state(device: torch.device) -> Iterator[None]:
-    """Restore the state of all global random generators on exit."""
+    """Restore the state of all global random generators on exit.
+
+    This includes the second of each pair of normal deviates that NumPy draws, which swapping its
+    bit generator, as `RandomStream` does, would lose.
+    """
     python, arrays = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
     states = [(generator, generator.get_state()) for generator in torch_generators(device)]
     try:
@@ -56,20 +60,6 @@ def preserve_rng_state(device: torch.device) -> Iterator[None]:
             generator.set_state(state)
         random.setstate(python)
         np.random.set_state(arrays)  # noqa: NPY002
-
-
-@contextmanager
-def preserve_numpy_state() -> Iterator[None]:
-    """Restore NumPy's global generator on exit, including its cached normal deviate.
-
-    NumPy draws normal deviates in pairs; swapping the bit generator, as `RandomStream` does,
-    loses the second one.
-    """
-    before = np.random.get_state()  # noqa: NPY002 (it restores the global generator)
-    try:
-        yield
-    finally:
-        np.random.set_state(before)  # noqa: NPY002
 
 
 @contextmanager

@@ -23,18 +23,6 @@ from .function_calls import unobserved_calls
 from .operations import named_modules
 
 
-def is_exported(module: nn.Module) -> bool:
-    """Return True for a module made by ``torch.export.export(...).module()``.
-
-    Examples
-    --------
-    >>> is_exported(nn.ReLU())
-    False
-    """
-    # Its own `eval`, an attribute, raises an error.
-    return isinstance(module, fx.GraphModule) and "eval" in vars(module)
-
-
 class _Interpreter(fx.Interpreter):
     """Runs the nodes of a graph in parts."""
 
@@ -248,19 +236,16 @@ def _take_off_wrappers(model: nn.Module, stack: ExitStack) -> nn.Module:
 def _inside(module: nn.Module) -> nn.Module:
     """Return the module inside all wrappers of a module."""
     while True:
-        if _is_compiled(module):
+        # Its class is not imported, since that takes seconds.
+        if type(module).__name__ == "OptimizedModule" and hasattr(module, "_orig_mod"):
             module = module._orig_mod  # type: ignore[assignment]
         elif isinstance(module, (nn.DataParallel, DistributedDataParallel, AveragedModel)):
             module = module.module
-        elif is_exported(module):
-            return ExportedNetwork(module)  # type: ignore[arg-type]
+        elif isinstance(module, fx.GraphModule) and "eval" in vars(module):
+            # Made by `torch.export`: its own `eval`, an attribute, raises an error.
+            return ExportedNetwork(module)
         else:
             return module
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    # Its class is not imported, since that takes seconds.
-    return type(module).__name__ == "OptimizedModule" and hasattr(module, "_orig_mod")
 
 
 def _take_off_compiled_calls(module: nn.Module, stack: ExitStack) -> None:

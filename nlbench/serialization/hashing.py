@@ -180,9 +180,9 @@ def tensor_hash(tensor: Tensor) -> str:
     >>> tensor_hash(torch.zeros(2)) == tensor_hash(torch.zeros(2, 1))
     False
     """
-    digest = _new_digest(tuple(tensor.shape), tensor)
+    digest = hashlib.sha256(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
     digest.update(_view_bytes(tensor))
-    return str(digest.hexdigest())
+    return digest.hexdigest()
 
 
 class SampleHash:
@@ -208,16 +208,13 @@ class SampleHash:
     def update(self, batch: Tensor) -> None:
         """Add a batch (n, ...)."""
         if self._digest is None:
-            self._digest = _new_digest((self._samples, *batch.shape[1:]), batch)
+            shape = self._samples, *batch.shape[1:]
+            self._digest = hashlib.sha256(f"{shape} {batch.dtype}".encode())
         self._digest.update(_view_bytes(batch))
 
     def hexdigest(self) -> str:
         """Return the hash of all batches, or "" if there was none."""
         return "" if self._digest is None else str(self._digest.hexdigest())
-
-
-def _new_digest(shape: tuple[int | str, ...], tensor: Tensor) -> Any:
-    return hashlib.sha256(f"{shape} {tensor.dtype}".encode())
 
 
 def _view_bytes(tensor: Tensor) -> Any:

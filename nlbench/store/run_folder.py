@@ -348,9 +348,7 @@ def table_text(records: Iterable[Record]) -> str:
 
     pandas isn't used, since its import takes a twentieth of a short run.
     """
-    rows = (map(_printable, row) for record in records for row in _rows(record))
+    rows = []
+    for row in itertools.chain.from_iterable(map(_rows, records)):
+        rows.append([one_line(v) if isinstance(v, str) and not v.isprintable() else v for v in row])
     return csv_text(COLUMNS, rows)
-
-
-def _printable(value: object) -> object:
-    return one_line(value) if isinstance(value, str) and not value.isprintable() else value

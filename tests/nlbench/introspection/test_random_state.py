@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.introspection.random_state import RandomStream, preserve_numpy_state, rng_state
+from nlbench.introspection.random_state import RandomStream, preserve_rng_state, rng_state
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(1)])
@@ -77,6 +77,6 @@ def test_numpys_cached_normal_deviate_is_preserved():
     expected = np.random.randn(4).tolist()  # noqa: NPY002
     seed_all()
     first = np.random.randn()  # noqa: NPY002
-    with preserve_numpy_state(), RandomStream("x").active():
+    with preserve_rng_state(torch.device("cpu")), RandomStream("x").active():
         draw()
     assert [first, *np.random.randn(3).tolist()] == expected  # noqa: NPY002
