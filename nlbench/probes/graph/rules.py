@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from nlbench.introspection.operations import add_dimensions, graph_rule
 
 from .channel_graph import Builder, compact, concatenate, differs, expand_constant, varies
 
+if TYPE_CHECKING:
+    from .tracker import ChannelTracker
+
 
 class UnfollowableCall(Exception):
     """Raised if the rules can't follow a call. The tracker adds its place to the message."""
@@ -33,23 +36,14 @@ class UnfollowableCall(Exception):
 class ChannelCall(FunctionCall):
     """A call with the nodes and channel axes of its operands."""
 
-    def __init__(
-        self,
-        call: FunctionCall,
-        output: Any,
-        site: str,
-        nodes_of: Callable[[Any], Tensor | None],
-        channel_of: Callable[[Tensor], int | None],
-        real: Callable[[Tensor], Tensor],
-        builder: Builder,
-    ) -> None:
+    def __init__(self, call: FunctionCall, tracker: ChannelTracker, output: Any, site: str) -> None:
         super().__init__(call.function, call.args, call.kwargs)
         self.output = output
         self.site = site
-        self.builder = builder
-        self.nodes_of = nodes_of
-        self.channel_of = channel_of
-        self.real = real
+        self.builder = tracker.builder
+        self.nodes_of = tracker.nodes_of
+        self.channel_of = tracker.layouts.channel
+        self.real = tracker.real
 
     def nodes(self, value: Any) -> Tensor:
         """Return the nodes of a tensor, with -1 for a constant."""

@@ -89,7 +89,7 @@ class ChannelTracker(SiteNames):
         self._memory = memory
         # Names are final only at the end of the pass; until then, the units of a call have a key.
         self._sites: dict[str, SiteName] = {}
-        self._builder = Builder()
+        self.builder = Builder()
         self._inputs: MutableMapping[Tensor, int] = WeakTensorKeyDictionary(dict(pairs))
         self._nodes: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
         self._refused: MutableMapping[Tensor, UnsupportedOperation] = WeakTensorKeyDictionary()
@@ -105,8 +105,8 @@ class ChannelTracker(SiteNames):
         self._add_inputs([output])  # An input may be returned unchanged.
         for refusal in self._refusals([output]):
             raise refusal
-        nodes = self._find_nodes(output)
-        graph = self._builder.graph(torch.empty(0).long() if nodes is None else nodes)
+        nodes = self.nodes_of(output)
+        graph = self.builder.graph(torch.empty(0).long() if nodes is None else nodes)
         if not len(graph.outputs):
             raise Undefined("no operation that can be followed leads from the input to the output")
         steps = (
@@ -119,7 +119,7 @@ class ChannelTracker(SiteNames):
         """Store the nodes of the input, which the module may overwrite."""
         self._add_inputs([handwritten.source])
         if not self._refusals([handwritten.source]):
-            self._sources[id(handwritten)] = self._find_nodes(handwritten.source)
+            self._sources[id(handwritten)] = self.nodes_of(handwritten.source)
 
     def handwritten_ends(
         self, handwritten: HandwrittenCall, output: Any, name: SiteName | None
@@ -129,7 +129,7 @@ class ChannelTracker(SiteNames):
         if nodes is None or not isinstance(output, Tensor) or output not in self._refused:
             return
         if name is not None and known_kind(handwritten.module):
-            nodes = self._builder.activate(nodes, self._site(name))
+            nodes = self.builder.activate(nodes, self._site(name))
         elif not is_root_mean_square_norm(handwritten.module, output.shape[-1]):
             return
         if nodes.shape == output.shape:
@@ -152,7 +152,7 @@ class ChannelTracker(SiteNames):
             self._add_inputs(operands)
         site = self._site(self.current)
         refusals = self._refusals(operands)
-        is_constant = not refusals and all(self._find_nodes(tensor) is None for tensor in operands)
+        is_constant = not refusals and all(self.nodes_of(tensor) is None for tensor in operands)
         if is_constant:
             return self._constant(call)
         if operation.truth == "comparison" and not refusals and self._are_tokens(operands):
@@ -202,17 +202,8 @@ class ChannelTracker(SiteNames):
             why = "values are computed from its result, which is not followed"
             self._refuse(results, operands, self._refusal(name, why))
         elif results:
-            channel_call = ChannelCall(
-                call,
-                output,
-                site,
-                self._find_nodes,
-                self.layouts.channel,
-                lambda tensor: self._real.get(id(tensor), tensor),
-                self._builder,
-            )
             try:
-                self._follow_nodes(channel_call, results)
+                self._follow_nodes(ChannelCall(call, self, output, site), results)
             except UnfollowableCall as error:
                 self._refuse(results, operands, self._refusal(name, str(error)))
         return output
@@ -220,7 +211,7 @@ class ChannelTracker(SiteNames):
     def _are_tokens(self, operands: Iterable[Tensor]) -> bool:
         """Return True if all operands that depend on the input are integer inputs."""
         for tensor in operands:
-            nodes = self._find_nodes(tensor)
+            nodes = self.nodes_of(tensor)
             if nodes is not None and (
                 tensor.is_floating_point() or not self._tokens.issuperset(nodes.flatten().tolist())
             ):
@@ -272,11 +263,11 @@ class ChannelTracker(SiteNames):
 
     def _input_nodes(self, tensor: Tensor, axis: int) -> Tensor:
         if not tensor.is_floating_point() or tensor.ndim < 2:
-            nodes = self._builder.inputs(1)
+            nodes = self.builder.inputs(1)
             if not tensor.is_floating_point():
                 self._tokens.update(nodes.tolist())
             return nodes.expand(tuple(tensor.shape))
-        nodes = self._builder.inputs(tensor.shape[axis])
+        nodes = self.builder.inputs(tensor.shape[axis])
         return nodes.reshape(-1, *(1,) * (tensor.ndim - 1 - axis)).expand(tuple(tensor.shape))
 
     def _bind(self, tensor: Tensor, nodes: Tensor, changed: bool) -> None:
@@ -285,7 +276,12 @@ class ChannelTracker(SiteNames):
         self._nodes[tensor] = nodes
         self._writes.bind(tensor)
 
-    def _find_nodes(self, value: Any) -> Tensor | None:
+    def real(self, tensor: Tensor) -> Tensor:
+        """Return a parameter in place of its placeholder."""
+        return self._real.get(id(tensor), tensor)
+
+    def nodes_of(self, value: Any) -> Tensor | None:
+        """Return the nodes of a tensor, or None for anything that doesn't depend on the input."""
         nodes = self._nodes.get(value) if isinstance(value, Tensor) else None
         if nodes is None:
             return None

@@ -141,34 +141,27 @@ def _look_ahead(
     index of the site that causes it, and the number of breakpoints since the last recorded one.
     """
     weight = t.reshape(-1, *[1] * (starts.ndim - 1)).to(starts.dtype)
-    x = starts + weight * slopes
-    values = {0: x}
-    rates = {0: slopes}
-    # Rounding errors at both ends contribute at every point in between.
-    bounds = {0: peak(starts) + peak(slopes)}
-    rate_bounds = {0: peak(slopes)}
+    # Values, rates of change and the error bounds of both. Rounding errors at both ends contribute
+    # at every point in between.
+    bound = peak(starts) + peak(slopes)
+    moving = {0: (starts + weight * slopes, slopes, bound, peak(slopes))}
     ahead = torch.full_like(t, torch.inf)
     site = torch.full_like(t, -1, dtype=torch.int64)
     crossed: list[tuple[Tensor, Tensor]] = []
     for step in program.steps:
-        inputs = [values[i] for i in step.inputs]
-        input_rates = [rates[i] for i in step.inputs]
-        input_bounds = [bounds[i] for i in step.inputs]
-        input_rate_bounds = [rate_bounds[i] for i in step.inputs]
-        value, rate, margins = _move(step, inputs, input_rates, input_bounds, input_rate_bounds)
+        inputs, rates, bounds, rate_bounds = zip(*(moving[i] for i in step.inputs), strict=True)
+        value, rate, margins = _move(step, inputs, rates, bounds, rate_bounds)
         for margin in margins:
             nearest, between = _find_zeros(*margin, since_last)
             site = torch.where(nearest < ahead - COINCIDENT_T, program.sites.index(step.site), site)
             ahead = torch.minimum(ahead, nearest)
             crossed.append(between)
-        values[step.output] = value
-        rates[step.output] = rate
-        bounds[step.output] = step.rule.bound(inputs, input_bounds, value)
-        rate_bounds[step.output] = step.rule.bound(input_rates, input_rate_bounds, rate)
+        bound = step.rule.bound(inputs, bounds, value)
+        moving[step.output] = value, rate, bound, step.rule.bound(rates, rate_bounds, rate)
         for index in step.ends:
-            del values[index], rates[index], bounds[index], rate_bounds[index]
+            del moving[index]
     count = len(t)
-    value, rate = (x[program.output].reshape(count, -1).double() for x in (values, rates))
+    value, rate = (x.reshape(count, -1).double() for x in moving[program.output][:2])
     return value, rate, ahead, site, _count_distinct(crossed, count, t.device)
 
 

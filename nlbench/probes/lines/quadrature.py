@@ -101,7 +101,8 @@ def _integrate_block(c: Array) -> IntervalIntegrals:
     points: Array = np.broadcast_to(_GRID[:, None, None], (_CELLS + 1, *c.shape[1:]))
     # Between inflections the slope is monotone, so no turning point is missed.
     for order in (2, 1):
-        points = _interleave(points, _roots(chebyshev.chebder(c, order, axis=0), points))
+        roots = _roots(chebyshev.chebder(c, order, axis=0), points)
+        points = np.insert(points, range(1, len(points)), roots, axis=0)
     values = chebyshev.chebval(points, c, tensor=False)
     integral = chebyshev.chebint(c, axis=0)
     at_points = chebyshev.chebval(points, integral, tensor=False)
@@ -112,13 +113,6 @@ def _integrate_block(c: Array) -> IntervalIntegrals:
         np.maximum(-areas, 0).sum((0, 1)),
         np.abs(np.diff(values, axis=0)).sum(0),
     )
-
-
-def _interleave(points: Array, between: Array) -> Array:
-    joined = np.empty((len(points) + len(between), *points.shape[1:]))
-    joined[::2] = points
-    joined[1::2] = between
-    return joined
 
 
 def _roots(c: Array, points: Array) -> Array:

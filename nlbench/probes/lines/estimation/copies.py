@@ -79,11 +79,9 @@ class CrossingLog:
 
     def repeats(self) -> tuple[Tensor, ...]:
         """Return a mask of repeated crossings, and the interval, site, kink and unit of all."""
-        (columns,) = self._columns or [torch.zeros(7, 0)]
-        interval, unit, first, second, tolerance, site, kink = columns
-        cluster = clusters(interval.long(), torch.stack([first, second], 1), tolerance)
-        repeated = cluster != torch.arange(len(cluster))
-        return repeated, *(x.long() for x in (interval, site, kink, unit))
+        crossings, values, tolerance = self.columns()
+        cluster = clusters(crossings[0], values.T.contiguous(), tolerance)
+        return cluster != torch.arange(len(cluster)), *crossings
 
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the interval, site, kink and unit (4, m), values (2, m) and tolerances (m,)."""
