@@ -81,18 +81,6 @@ class ReplacedOutputs:
     outside: float | None = None
 
 
-@dataclass(frozen=True)
-class PlacedPolynomial:
-    """A polynomial map of a place's channels."""
-
-    map: PolynomialMap
-    channel_axis: int
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Apply the map."""
-        return self.map(x, self.channel_axis)
-
-
 class _RangeCounter:
     """A polynomial that records which fraction of its last input is outside its range.
 
@@ -101,7 +89,7 @@ class _RangeCounter:
 
     def __init__(
         self,
-        polynomial: PlacedPolynomial,
+        polynomial: PolynomialMap,
         place: ReplaceableCall,
         samples: int,
         tokens: Tensor | None,
@@ -113,9 +101,9 @@ class _RangeCounter:
         self.outside = 0.0
 
     def __call__(self, x: Tensor) -> Tensor:
-        is_outside = self._polynomial.map.is_outside(*self._place.split_by_sample(x, self._samples))
+        is_outside = self._polynomial.is_outside(*self._place.split_by_sample(x, self._samples))
         self.outside = float(self._drop_padding(is_outside).double().mean())
-        return self._polynomial(x)
+        return self._polynomial(x, self._place.channel_axis)
 
     def _drop_padding(self, values: Tensor) -> Tensor:
         """Return the values (n, ..., d) at tokens, or all of them if there is no axis of tokens."""
@@ -162,9 +150,7 @@ class _Observation:
         """Fit and observe all maps in groups of places that fit in memory."""
         batch = self._batch_size()
         select = str(self._options["select"])
-        places = _find_places(
-            self._model, self._example, self._of, select, self._unseen, self._undefined
-        )
+        places = self._find_places(select)
         memory = usable_memory(self._device, self._pass.resources.memory)
         with exact_by_default(), evaluation_mode(self._model), without_fast_path():
             prefix = SharedPrefix(self._model, places, self._example)
@@ -188,6 +174,24 @@ class _Observation:
             no_samples = "there are no samples to evaluate maps on: at least 4 are needed"
             raise Undefined(next(filter(None, self._reasons), no_samples))
         return self._facts(places, prefix)
+
+    def _find_places(self, select: str) -> list[ReplaceableCall]:
+        """Find the places to replace, and the calls that can't be."""
+        try:
+            places = find_calls(
+                self._model,
+                self._example,
+                of=self._of,
+                select=select,
+                on_unseen=self._unseen.setdefault,
+                on_undefined=self._undefined.setdefault,
+            )
+        except RequestError as error:
+            raise type(error)(str(error).replace("sites.", "replacement.", 1)) from error
+        if not places:
+            none = "the model calls no known activation function"
+            raise Undefined("; ".join(unique(self._undefined.values())) or none)
+        return places
 
     def _batch_size(self) -> int:
         size = int(self._options["batch"])
@@ -274,36 +278,6 @@ class _Observation:
         return facts
 
 
-def _find_places(
-    model: nn.Module,
-    first: Tensor,
-    of: str,
-    select: str,
-    unseen: dict[str, None],
-    undefined: dict[str, str],
-) -> list[ReplaceableCall]:
-    """Find the places to replace.
-
-    Calls whose activations are not captured are added to `unseen`, those that have no samples to
-    `undefined`, with the reason.
-    """
-    try:
-        places = find_calls(
-            model,
-            first,
-            of=of,
-            select=select,
-            on_unseen=unseen.setdefault,
-            on_undefined=undefined.setdefault,
-        )
-    except RequestError as error:
-        raise type(error)(str(error).replace("sites.", "replacement.", 1)) from error
-    if not places:
-        none = "the model calls no known activation function"
-        raise Undefined("; ".join(unique(undefined.values())) or none)
-    return places
-
-
 def _halves(
     samples: Subject, size: int, parity: int, device: torch.device, step: OnStep
 ) -> Iterator[LabelledBatch]:
@@ -383,8 +357,8 @@ def _observe_maps(
         tokens = None
     for place, name, new in maps:
         watched = new
-        if isinstance(new, PlacedPolynomial):
-            watched = _RangeCounter(new, place, len(inputs), tokens)
+        if isinstance(new, partial) and isinstance(new.func, PolynomialMap):
+            watched = _RangeCounter(new.func, place, len(inputs), tokens)
         replaced = first_tensor((prefix.run(place, watched),))
         assert replaced is not None
         outside = watched.outside if isinstance(watched, _RangeCounter) else None
@@ -540,6 +514,6 @@ def list_maps(
             yield name, torch.clone
         elif name in POLYNOMIAL_DEGREES:
             polynomial = fit.polynomial(POLYNOMIAL_DEGREES[name])
-            yield name, PlacedPolynomial(polynomial, place.channel_axis)
+            yield name, partial(polynomial, channel_axis=place.channel_axis)
         elif (affine := fitted[name]()) is not None:
             yield name, partial(affine, channel_axis=place.channel_axis)

@@ -274,16 +274,9 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
         threads = 1
     updater = _Updater(listeners, threads, has_nodes=options["rows"] == "nodes")
 
-    arguments: dict[str, Any] = {
-        "of": str(options["of"]),
-        "rows": str(options["rows"]),
-        "skip": int(options["skip"]),
-        "reduction": str(options["reduction"]),
-        "select": str(options["select"]),
-        "attention": bool(options["attention"]),
-        "memory": resources.memory,
-        "feasible_sizes": resources.feasible_sizes,
-    }
+    names = ("of", "rows", "skip", "reduction", "select", "attention")
+    arguments: dict[str, Any] = {name: options[name] for name in names}
+    arguments |= {"memory": resources.memory, "feasible_sizes": resources.feasible_sizes}
     first_samples = samples.inputs[:COMPARED_SAMPLES].to(resources.device)
     comparison = compare_with_float64(model, first_samples, arguments)
     probe_pass.check_samples(first_samples, comparison.output)
@@ -305,7 +298,12 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
     last = len(source) - 1 if isinstance(source, tuple) else None
 
     with BackgroundWorkers(
-        updater.update, _bytes, 0, resources.device, lane=updater.lane, threads=threads
+        updater.update,
+        lambda item: item[0].x.nbytes + item[0].y.nbytes,
+        0,
+        resources.device,
+        lane=updater.lane,
+        threads=threads,
     ) as workers:
 
         def on_observation(observation: SiteBatch) -> None:
@@ -471,10 +469,6 @@ def _copy(observation: SiteBatch, names: Mapping[str, str], shared: SharedBatch)
         unreduced=unreduced.map(torch.clone),
         borrowed=shared,
     )
-
-
-def _bytes(item: _Item) -> int:
-    return item[0].x.nbytes + item[0].y.nbytes
 
 
 def _to_host(observation: SiteBatch) -> _Item:

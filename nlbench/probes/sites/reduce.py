@@ -97,13 +97,11 @@ def capture(
     selected = None if positions is None else positions.select(tensor, axis)
     if selected is not None and tensor.ndim > 0:
         return _capture_positions(tensor, axis, reduction, functions, selected)
-    if not functions or tensor.ndim == 0:
-        reduced = reduce_site(tensor, axis, reduction)
-        return Side(reduced, {}, rounding=_rounding(tensor, reduced.numel()))
     sides = []
-    for chunk in _chunks(tensor):
+    for chunk in _chunks(tensor) if functions and tensor.ndim else (tensor,):
         reduced = reduce_site(chunk, axis, reduction)
-        numbers = {name: _apply(function, chunk) for name, function in functions.items()}
+        applied = functions if tensor.ndim else {}
+        numbers = {name: _apply(function, chunk) for name, function in applied.items()}
         sides.append(Side(reduced, numbers, rounding=_rounding(chunk, reduced.numel())))
     return join(sides)
 

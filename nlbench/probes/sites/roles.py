@@ -26,22 +26,12 @@ from nlbench.introspection.operations import Operation
 from nlbench.introspection.pytree import tree_iter
 
 
-class _LiveCopies:
-    """The output of a call and its copies, for as long as they are alive."""
-
-    def __init__(self, output: Tensor) -> None:
-        self._live: MutableMapping[Tensor, None] = WeakTensorKeyDictionary({output: None})
-
-    def add_copies(self, outputs: Sequence[Tensor]) -> None:
-        """Add copies computed from the output."""
-        self._live.update(dict.fromkeys(outputs))
-
-
-class GateTracker(_LiveCopies):
+class GateTracker:
     """Tracks how a sigmoid's output is used."""
 
     def __init__(self, source: Tensor, output: Tensor) -> None:
-        super().__init__(output)
+        # The output and its copies, for as long as they are alive.
+        self._live: MutableMapping[Tensor, None] = WeakTensorKeyDictionary({output: None})
         self._source = weakref.ref(source)
         self._multiplies = False
         self._refuted = False
@@ -53,7 +43,7 @@ class GateTracker(_LiveCopies):
         others = [tensor for tensor in operands if tensor not in self._live]
         is_scaled = operation.acts in ("affine", "sums") and not others and len(operands) == 1
         if operation.arranges or operation.acts == "keeps" or is_scaled:
-            self.add_copies(outputs)
+            self._live.update(dict.fromkeys(outputs))
             return outputs
         if (
             operation.combines == "product"
@@ -107,25 +97,22 @@ class GateRoles:
                     self._trackers.pop(tensor, None)
 
 
-class RoleTracker(_LiveCopies):
+class RoleTracker:
     """Tracks the output of a call on logits."""
 
     def __init__(self, output: Tensor, is_product: bool, divisor: float | None) -> None:
-        super().__init__(output)
-        self._is_product = is_product
+        # The output and its copies, for as long as they are alive.
+        self._live: MutableMapping[Tensor, None] = WeakTensorKeyDictionary({output: None})
+        self.is_product = is_product
         self._divisor = divisor
         self.role = ""
 
-    def multiply(self, factor: float | None) -> None:
-        """Track a product with a number, which completes a soft cap if it undoes the division."""
+    def use(self, factor: float | None, outputs: Sequence[Tensor]) -> None:
+        """Track a copy, whose factor completes a soft cap if it undoes the division."""
         cap = self._divisor
         if cap is not None and factor is not None and abs(factor - cap) <= 1e-6 * abs(cap):
             self.role = self.role or "softcap"
-
-    def enter_attention(self) -> None:
-        """Track the use of the output in a softmax or a product of two tensors."""
-        if self._is_product:
-            self.role = "attention"
+        self._live.update(dict.fromkeys(outputs))
 
     @property
     def is_settled(self) -> bool:
@@ -163,7 +150,7 @@ class LogitRoles:
         trackers = [t for operand in operands if (t := self._trackers.get(operand)) is not None]
         if name == "softmax" or (combines == "contraction" and len(operands) > 1):
             for tracker in trackers:
-                tracker.enter_attention()
+                tracker.role = "attention" if tracker.is_product else tracker.role
             # The product of attention weights and values is not a logit.
             if are_products == (name == "softmax"):
                 self._products.update(dict.fromkeys(outputs))
@@ -176,8 +163,7 @@ class LogitRoles:
         if factor:
             self._divisors[outputs[0]] = 1 / factor
         for tracker in trackers:
-            tracker.multiply(factor)
-            tracker.add_copies(outputs)
+            tracker.use(factor, outputs)
             self._trackers.update(dict.fromkeys(outputs, tracker))
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,28 +17,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
-class Pair(Protocol):
-    """Input and output of an activation, as passed to shared functions."""
-
-    @property
-    def x(self) -> Tensor:
-        """Input (n, d)."""
-
-    @property
-    def y(self) -> Tensor:
-        """Output (n, d)."""
-
-    @property
-    def rounding(self) -> tuple[float, float]:
-        """Relative errors of x and y, excluding the rounding error of their own type."""
-
-    @property
-    def sources(self) -> RowNumbers | None:
-        """Number of each row's sample, see `SiteBatch`."""
-
-    def shared(self, function: Callable[[Pair], T]) -> T:
-        """Return the result of another shared function."""
+Pair: TypeAlias = "SiteBatch | SharedBatch"
+"""Input and output of an activation, as passed to shared functions."""
 
 
 class SharedBatch:

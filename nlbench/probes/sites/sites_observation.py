@@ -397,6 +397,8 @@ class _SitePass:
             sources = sources.select_rows(x.sample_index)
         elif len(x.reduced) != self.samples or call.any_rows:
             sources = None
+        row_order = self._folded.order(call.label) if self._folded else ""
+        row_order = row_order if call.order is None else "reordered"
         pairs = ((n, (before, y.function_results[n])) for n, before in x.function_results.items())
         self._on_observation(
             SiteBatch(
@@ -412,12 +414,9 @@ class _SitePass:
                 call.call,
                 call.last,
                 call.batch,
-                "reordered" if call.order is not None else self._row_order(call.label),
+                row_order,
             )
         )
-
-    def _row_order(self, label: str) -> str:
-        return self._folded.order(label) if self._folded else ""
 
 
 def _difference(first: Sequence[CallIdentity], second: Sequence[CallIdentity]) -> str:
