@@ -102,13 +102,9 @@ class _Rate(ProgressColumn):
 
 
 class Bar:
-    """A progress bar on standard error for a ``with`` block.
+    """A progress bar on standard error for a ``with`` block."""
 
-    By default, it is shown only on terminals.
-    """
-
-    def __init__(self, visible: bool | None = None) -> None:
-        self._visible = sys.stderr.isatty() if visible is None else visible
+    def __init__(self, visible: bool) -> None:
         self._progress = RichProgress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -119,7 +115,7 @@ class Bar:
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
-            disable=not self._visible,
+            disable=not visible,
         )
         self._task = self._progress.add_task("", total=None)
 

@@ -192,9 +192,9 @@ def _natural_order(names: Iterable[str]) -> list[str]:
 
 
 def _traceability_rows(names: list[str], data: str) -> list[dict[str, Any]]:
-    from nlbench.progress import Bar
+    from nlbench.progress import create_progress
 
-    with Bar() as bar:
+    with create_progress("auto") as bar:
         bar.show_status("loading")
         from nlbench.subjects.load import load_dataset
         from nlbench.subjects.model import default_data
