@@ -44,6 +44,7 @@ from segments import mlp
 
 ONES = torch.ones(9, 2)
 DRAWN = torch.randn(9, 2, generator=torch.Generator().manual_seed(0))
+QUANTISED = torch.quantize_per_tensor(ONES, 0.1, 0, torch.qint8)
 IMAGE = torch.rand(1, 1, 4, 4)
 ENDS = torch.zeros(2, 3)
 NINES = "9" * 5000
@@ -136,6 +137,7 @@ REFUSED = [
     (lambda: evaluate({"a", "b"}), "the loader yields a str"),
     (lambda: evaluate(ONES[:0]), "no samples"),
     (lambda: evaluate(ONES.to_sparse()), "inputs: a sparse or nested tensor, expected a dense one"),
+    (lambda: evaluate(QUANTISED), "inputs: a quantised tensor, expected numbers"),
     (lambda: evaluate([ONES.to("meta")]), "on the meta device"),
     (lambda: evaluate(ONES, nn.Linear(2, 2, device="meta")), "on the meta device"),
     (lambda: evaluate(ONES, lambda x: x), "expected a torch.nn.Module"),
