@@ -73,7 +73,7 @@ def test_every_measure_agrees_with_the_cpu(build, monkeypatch):
     # The same number of measuring threads on machines with fewer cores.
     monkeypatch.setattr(sites, "measure_threads", lambda device: 3 if device.type == "cuda" else 1)
     torch.manual_seed(0)
-    model, inputs = build().eval(), torch.rand(160, 3, 8, 8)
+    model, inputs = build().eval(), torch.rand(64, 3, 8, 8)
     on_cpu = nlbench.evaluate(model, inputs, MEASURES, settings=FEW_LINES)
     with PretendCuda():
         on_gpu = nlbench.evaluate(
@@ -123,7 +123,7 @@ def test_synchronisations_are_counted_by_operation(cuda):
 def test_site_measures_wait_at_most_four_times(cuda):
     torch.manual_seed(0)
     model, inputs = pooled().eval().to("cuda"), torch.rand(128, 3, 8, 8).to("cuda")
-    nlbench.evaluate(model, inputs, SITE_MEASURES)
+    nlbench.evaluate(model, inputs[:48], SITE_MEASURES)
 
     def waits(samples):
         cuda.reset()
@@ -209,7 +209,7 @@ def test_estimates_wait_few_times_per_halving(cuda):
         return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), *pools, nn.Flatten(), last)
 
     def estimated(*segment):
-        return lambda: estimate_segment(*segment, evaluations=33, dtype=torch.float64)
+        return lambda: estimate_segment(*segment, evaluations=17, dtype=torch.float64)
 
     # Per grid: crossings, which of them coincide, their number, finiteness of the outputs; with
     # windows also the nodes that are evaluated again, their crossings and finiteness.
@@ -245,12 +245,22 @@ def test_training_agrees_with_cpu_at_two_waits(cuda):
     assert cuda.waits.total() - waits <= 2 * steps + 2 * evaluations
 
 
+NETWORK = """
+from torch import nn
+def net(num_classes):
+    layers = nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(144, 40)
+    return nn.Sequential(*layers, nn.ReLU(), nn.Linear(40, num_classes))
+"""
+
+
 def test_run_on_the_gpu_agrees_with_the_cpu(tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text(NETWORK)
     settings = {**FEW_LINES, "lines.radius": 0.5, "lines.budget": 0, "lines.evaluations": 64}
     few = {"samples": 2, "traced": 0, "directions": 2}
     settings |= {f"local-complexity.{name}": value for name, value in few.items()}
     request = Request(
-        ("*",), ("vgg8",), samples=12, data=("digits",), settings=settings, errors="none"
+        ("*",), (f"{file}:net",), samples=12, data=("digits",), settings=settings, errors="none"
     )
     on_cpu = run(request, tmp_path / "cpu")
     with PretendCuda():

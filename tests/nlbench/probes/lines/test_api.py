@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -260,6 +260,7 @@ def test_changed_control_flow_is_detected():
         list(trace_segments(Turns(), torch.zeros(2, 1), torch.tensor([[1.0], [20.0]])))
 
 
+@settings(max_examples=10)
 @given(networks(), st.floats(0.1, 0.9))
 def test_parts_of_segments_have_their_breakpoints(drawn, fraction):
     net, start, end = drawn
