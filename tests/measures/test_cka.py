@@ -101,13 +101,6 @@ def test_rotations_units_and_offsets_do_not_matter(seed, n, d, debiased):
     assert linear_cka(y, x, debiased=debiased).item() == pytest.approx(plain, abs=1e-12)
 
 
-@pytest.mark.parametrize("power", [-600, 600])
-def test_extreme_scales_do_not_change_the_value(power):
-    x = normal(0, 30, 3)
-    y = torch.relu(x)
-    assert linear_cka(x * 2.0**power, y).item() == linear_cka(x, y).item()
-
-
 @pytest.mark.parametrize("debiased", [False, True])
 @pytest.mark.parametrize("size", [5, 40])
 @pytest.mark.parametrize("scale", [1e-300, 1e-150, 1e-90, 1e90, 1e150, 1e300])

@@ -42,33 +42,26 @@ def test_numpy_and_pytorch_steps_are_bit_equal(seed, shape, dtype):
     assert ours.isnan().sum() == 1
 
 
-def test_long_rows_are_counted_as_short_ones_are(monkeypatch):
-    values = entries(3, (5, 2000))
+@pytest.mark.parametrize(
+    ("shape", "limits", "threads"),
+    [
+        *(((7, 4, 3), {"CPU_CHUNK_ENTRIES": block}, 1) for block in (1, 3, 10**6)),
+        ((9, 40), {"CPU_CHUNK_ENTRIES": 80}, 3),
+        ((5, 2000), {"MIN_ROW_ENTRIES": 10**6}, 1),
+        ((3, 4, 5, 6), {}, 1),
+    ],
+)
+def test_blocks_threads_and_layout_do_not_matter(shape, limits, threads, monkeypatch):
+    values = entries(1, shape)
     expected = fraction_near_zero(values)
-    monkeypatch.setattr(sparsity, "MIN_ROW_ENTRIES", 10**6)
-    assert torch.equal(fraction_near_zero(values), expected)
-
-
-def test_threads_do_not_change_the_value(monkeypatch):
-    values = entries(4, (9, 40))
-    expected = fraction_near_zero(values)
-    monkeypatch.setattr(sparsity, "CPU_CHUNK_ENTRIES", 80)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert torch.equal(fraction_near_zero(values), expected)
-
-
-@pytest.mark.parametrize("block", [1, 3, 10**6])
-def test_the_blocks_do_not_matter(block, monkeypatch):
-    values = entries(1, (7, 4, 3))
-    expected = fraction_near_zero(values)
-    monkeypatch.setattr(sparsity, "CPU_CHUNK_ENTRIES", block)
-    assert torch.equal(fraction_near_zero(values), expected)
-
-
-def test_the_memory_layout_does_not_matter():
-    values = entries(2, (3, 4, 5, 6))
-    strided = values.to(memory_format=torch.channels_last)
-    assert torch.equal(fraction_near_zero(strided), fraction_near_zero(values))
+    for name, limit in limits.items():
+        monkeypatch.setattr(sparsity, name, limit)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    layouts = (
+        [values, values.to(memory_format=torch.channels_last)] if len(shape) == 4 else [values]
+    )
+    for layout in layouts:
+        assert torch.equal(fraction_near_zero(layout), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -70,20 +70,22 @@ def single_network_finding(conftest, places, error):
     return sentence
 
 
-def test_a_layer_stands_out_beyond_its_error(conftest):
-    places = {"a": 0.9, "b": 0.5, "c": 0.93, "d": 0.95}
-    assert single_network_finding(conftest, places, 0.004) == (
-        "By affinity, b (0.500 ± 0.004) stands out as the most nonlinear; "
-        "the other 3 activations lie in 0.90–0.95."
-    )
-
-
-def test_both_ends_are_named_beyond_their_errors(conftest):
-    places = {"a": 0.6, "b": 0.5, "c": 0.9, "d": 0.8, "e": 0.7}
-    assert single_network_finding(conftest, places, 0.004) == (
-        "By affinity, b (0.500 ± 0.004) is the most nonlinear of 5 activations "
-        "and c (0.900 ± 0.004) the least."
-    )
+@pytest.mark.parametrize(
+    ("places", "finding"),
+    [
+        (
+            {"a": 0.9, "b": 0.5, "c": 0.93, "d": 0.95},
+            "stands out as the most nonlinear; the other 3 activations lie in 0.90–0.95.",
+        ),
+        (
+            {"a": 0.6, "b": 0.5, "c": 0.9, "d": 0.8, "e": 0.7},
+            "is the most nonlinear of 5 activations and c (0.900 ± 0.004) the least.",
+        ),
+    ],
+)
+def test_layers_are_named_beyond_their_errors(conftest, places, finding):
+    expected = f"By affinity, b (0.500 ± 0.004) {finding}"
+    assert single_network_finding(conftest, places, 0.004) == expected
 
 
 @pytest.mark.parametrize(

@@ -395,17 +395,6 @@ def test_process_settings_are_restored_at_each_yield(plugin, tmp_path):
     assert seen == [(before, before[0] + 1)] * 2
 
 
-def test_each_worker_keeps_to_one_of_the_gpus():
-    pool = WorkerPool(ExecutionOptions(), 3, 1, ("cuda:0", "cuda:1"))
-    unit = Unit((), "cuda")
-    assert [pool.placed(unit, worker).device for worker in range(3)] == [
-        "cuda:0",
-        "cuda:1",
-        "cuda:0",
-    ]
-    assert WorkerPool(ExecutionOptions(), 1, 1).placed(unit, 0) == unit
-
-
 @pytest.mark.parametrize(
     ("executor", "timeout", "is_serial"),
     [("serial", None, True), ("serial", 5.0, False), ("processes", None, False)],

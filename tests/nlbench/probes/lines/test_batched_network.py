@@ -6,6 +6,8 @@ from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.introspection.memory import bytes_per_sample
 from nlbench.probes.lines.quadrature import BatchedNetwork, integrate_along
 
+from segments import Functional
+
 
 class Watched(nn.Module):
     def __init__(self):
@@ -48,14 +50,6 @@ def test_mixing_networks_run_one_sample_at_a_time():
     assert batches(torch.randn(4, 3)).tolist() == torch.zeros(4, 3).tolist()
 
 
-def test_mixing_second_samples_run_one_by_one():
-    class Mixing(nn.Module):
-        def forward(self, x):
-            return x + x.roll(2, 0)
-
-    assert BatchedNetwork.of(Mixing(), torch.randn(2, 3)).size == 1
-
-
 @pytest.mark.parametrize("decision", [torch.all, torch.any])
 def test_decisions_for_a_batch_change_no_deviation(decision):
     class EarlyExit(nn.Module):
@@ -74,12 +68,9 @@ def test_decisions_for_a_batch_change_no_deviation(decision):
     assert results[0] == pytest.approx(results[1])
 
 
-def test_networks_of_one_sample_run_one_by_one():
-    class Single(nn.Module):
-        def forward(self, x):
-            return x.reshape(1, 3)
-
-    assert BatchedNetwork.of(Single(), torch.randn(2, 3)).size == 1
+@pytest.mark.parametrize("function", [lambda x: x + x.roll(2, 0), lambda x: x.reshape(1, 3)])
+def test_mixing_and_single_samples_run_one_by_one(function):
+    assert BatchedNetwork.of(Functional(function), torch.randn(2, 3)).size == 1
 
 
 def test_writes_into_the_input_do_no_harm():
