@@ -107,18 +107,40 @@ DIGITS = defaultdict(lambda: 1e-3, r2=1e-2)
 EVERY = ["affinity", "r2", "cka", "norm", "sparsity", "entropy", "nlc", "pathlength", "density"]
 
 
-@pytest.mark.parametrize("build", [pooled, smooth, Attention, Recurrent])
-def test_pooling_attention_and_recurrent_layers_agree_with_cpu(build):
+SHORT_LINES = {"lines.number": 1, "lines.anchors": 2, "lines.radius": 0.05}
+SOME = ["affinity", "r2", "cka", "sparsity", "pathlength"]
+OPTIONS = {
+    "sites.reduction": "flatten",
+    "sites.attention": True,
+    "cka.kernel": "rbf",
+    "r2.kind": "crossvalidated",
+    "affinity.shrinkage": "none",
+    "pathlength.empirical": True,
+}
+
+
+def assert_alike(there, here):
+    for record in here.records:
+        name, result, expected = record.measure.name, there[record.measure.name], record.result
+        assert result.status == expected.status, f"{name}: {result.reason}"
+        assert result.summary == pytest.approx(expected.summary, rel=DIGITS[name], abs=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("build", "measures", "settings"),
+    [
+        *((build, EVERY, SHORT_LINES) for build in (pooled, smooth, Attention, Recurrent)),
+        *((Attention, SOME, {name: value}) for name, value in OPTIONS.items()),
+    ],
+)
+def test_layers_and_options_agree_with_cpu(build, measures, settings):
     torch.manual_seed(0)
     model, inputs = build().eval(), torch.rand(160, 3, 8, 8)
-    settings = {"lines.number": 1, "lines.anchors": 2, "lines.radius": 0.05}
-    here = nlbench.evaluate(model, inputs, EVERY, settings=settings)
+    here = nlbench.evaluate(model, inputs, measures, settings=settings)
     there = nlbench.evaluate(
-        copy.deepcopy(model).to("cuda"), inputs.to("cuda"), EVERY, settings=settings
+        copy.deepcopy(model).cuda(), inputs.cuda(), measures, settings=settings
     )
-    for name in EVERY:
-        assert there[name].status == here[name].status, f"{name}: {there[name].reason}"
-        assert there[name].summary == pytest.approx(here[name].summary, rel=DIGITS[name]), name
+    assert_alike(there, here)
 
 
 def test_bfloat16_network_agrees_with_cpu():
@@ -187,30 +209,6 @@ def test_the_derivative_of_a_score_is_the_same():
     torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-10)
 
 
-OPTIONS = [
-    {"sites.reduction": "flatten"},
-    {"sites.attention": True},
-    {"cka.kernel": "rbf"},
-    {"r2.kind": "crossvalidated"},
-    {"affinity.shrinkage": "none"},
-    {"pathlength.empirical": True},
-]
-
-
-@pytest.mark.parametrize("settings", OPTIONS, ids=lambda settings: next(iter(settings)))
-def test_every_option_of_site_measures_agrees_with_cpu(settings):
-    torch.manual_seed(0)
-    model, inputs = Attention().eval(), torch.rand(160, 3, 8, 8)
-    measures = ["affinity", "r2", "cka", "sparsity", "pathlength"]
-    here = nlbench.evaluate(model, inputs, measures, settings=settings)
-    there = nlbench.evaluate(
-        copy.deepcopy(model).cuda(), inputs.cuda(), measures, settings=settings
-    )
-    for name in measures:
-        assert there[name].status == here[name].status, f"{name}: {there[name].reason}"
-        assert there[name].summary == pytest.approx(here[name].summary, rel=DIGITS[name]), name
-
-
 def test_training_is_the_same_each_time():
     digits = load("datasets", "digits")()
     recipe = replace(vanilla, epochs=1)
@@ -249,11 +247,7 @@ def test_run_of_all_measures_agrees_with_cpu(tmp_path):
         for device in ("cpu", "cuda")
     )
     assert len(there.records) == len(here.records)
-    for record in here.records:
-        name, result = record.measure.name, there[record.measure.name]
-        assert result.status == record.result.status, f"{name}: {result.reason}"
-        expected = pytest.approx(record.result.summary, rel=DIGITS[name], abs=1e-6)
-        assert result.summary == expected, name
+    assert_alike(there, here)
 
 
 def test_padded_language_model_agrees_with_cpu():
@@ -270,9 +264,7 @@ def test_padded_language_model_agrees_with_cpu():
     here = nlbench.evaluate(model, inputs, measures, settings=settings)
     inputs = {name: tensor.cuda() for name, tensor in inputs.items()}
     there = nlbench.evaluate(copy.deepcopy(model).cuda(), inputs, measures, settings=settings)
-    for name in measures:
-        assert there[name].status == here[name].status, f"{name}: {there[name].reason}"
-        assert there[name].summary == pytest.approx(here[name].summary, rel=DIGITS[name]), name
+    assert_alike(there, here)
 
 
 def test_weight_linearity_agrees_with_cpu():
@@ -287,31 +279,18 @@ def test_weight_linearity_agrees_with_cpu():
     assert there.kernel_distance == pytest.approx(here.kernel_distance, rel=1e-6)
 
 
-FEW = ("--samples", "64")
-COMMANDS = {
-    "remove": ("remove", "--model", "vgg8", *FEW, "--fit-samples", "64", "--out", "out"),
-    "linearize": (
-        "linearize",
-        "--model",
-        "vgg8",
-        "--omega",
-        "0.01",
-        "--epochs",
-        "1",
-        "--out",
-        "out",
-    ),
-    "plane": ("plane", "vgg8", "--size", "16", "--out", "plane.png"),
-    "train": ("train", "--model", "vgg8", "--epochs", "1", "--out", "out.safetensors"),
-    "check-measure": ("check-measure", "affinity"),
-}
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_command_works_on_the_gpu(name, tmp_path):
-    command = [sys.executable, "-m", "nlbench.cli.app", *COMMANDS[name]]
-    if name != "check-measure":
-        command += ["--device", "cuda"]
+@pytest.mark.parametrize(
+    "command",
+    [
+        "remove --model vgg8 --samples 64 --fit-samples 64 --out out --device cuda",
+        "linearize --model vgg8 --omega 0.01 --epochs 1 --out out --device cuda",
+        "plane vgg8 --size 16 --out plane.png --device cuda",
+        "train --model vgg8 --epochs 1 --out out.safetensors --device cuda",
+        "check-measure affinity",
+    ],
+)
+def test_command_works_on_the_gpu(command, tmp_path):
+    command = [sys.executable, "-m", "nlbench.cli.app", *command.split()]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
 
