@@ -46,33 +46,33 @@ for variable in (
 # wait for. They come before the others: each is done by one worker, and one begun last would keep
 # the others waiting.
 LONG = (
-    "nlbench/execution/test_executors.py",
-    "reports/test_browser.py",
     "nlbench/probes/sites/test_networks.py",
     "nlbench/conformance/test_conformance.py",
+    "models/removal/test_export.py",
+    "support/test_pretend_cuda.py",
+    "nlbench/execution/test_executors.py",
     "nlbench/probes/lines/test_instruction_sets.py",
+    "reports/test_browser.py",
     "nlbench/probes/lines/test_families.py",
     "nlbench/cli/test_cli.py",
-    "stress/test_kills.py",
-    "studies/test_measures.py",
-    "nlbench/execution/test_supervisor.py",
-    "test_plugin.py",
     "nlbench/probes/lines/estimation/test_estimator.py",
-    "support/test_pretend_cuda.py",
-    "nlbench/measure/test_left_out.py",
     "studies/shared/test_single_functions.py",
+    "studies/test_measures.py",
     "models/training/test_linearise.py",
-    "nlbench/probes/sites/test_float64.py",
-    "models/removal/test_export.py",
-    "studies/framework/test_study.py",
-    "models/networks/test_hugging_face.py",
-    "models/removal/test_removal_curve.py",
-    "stress/test_malformed.py",
-    "studies/test_trained_ladders.py",
-    "models/networks/test_torchvision.py",
-    "models/removal/test_folding.py",
     "nlbench/probes/lines/rules/test_operations.py",
+    "studies/framework/test_study.py",
+    "nlbench/probes/sites/test_float64.py",
+    "models/networks/test_hugging_face.py",
+    "nlbench/measure/test_left_out.py",
+    "test_plugin.py",
+    "studies/test_trained_ladders.py",
     "studies/shared/test_linear_regions.py",
+    "nlbench/execution/test_supervisor.py",
+    "models/networks/test_torchvision.py",
+    "models/removal/test_removal_curve.py",
+    "models/removal/test_folding.py",
+    "stress/test_kills.py",
+    "stress/test_malformed.py",
 )
 
 
@@ -92,6 +92,25 @@ def one_tree_of_commands():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def all_compared_modules():
+    """Compare the modules that tests change with those before each measurement, and not all.
+
+    All of them take a third of a small evaluation. Return the function that lists all.
+    """
+    from nlbench.introspection import process_state
+
+    names = {"random", "numpy", "torch", "torch.nn", "torch.nn.functional", "torch.nn.init"}
+    list_all = process_state._modules
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            process_state,
+            "_modules",
+            lambda: {name: module for name, module in list_all().items() if name in names},
+        )
+        yield list_all
 
 
 # Libraries are imported here and not above: the process that only distributes tests needs none.

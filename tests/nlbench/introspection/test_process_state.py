@@ -18,6 +18,13 @@ from nlbench.introspection import process_state
 from nlbench.introspection.process_state import restored_process_state
 
 
+@pytest.fixture(autouse=True, scope="module")
+def compare_all_modules(all_compared_modules):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process_state, "_modules", all_compared_modules)
+        yield
+
+
 class Functions(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
