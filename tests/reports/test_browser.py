@@ -571,7 +571,7 @@ def test_single_networks_have_their_own_page(browser, tmp_path, width):
 
 
 def test_many_networks_are_laid_out_on_demand(browser, tmp_path):
-    path = write_page(make_run(130, measures=("pathlength", "units")), tmp_path / "many.html")
+    path = write_page(make_run(101, measures=("pathlength", "units")), tmp_path / "many.html")
     seen = Seen(browser, path)
     page = seen.page
     assert len(seen.names()) == 60
@@ -581,9 +581,9 @@ def test_many_networks_are_laid_out_on_demand(browser, tmp_path):
     page.fill("#filter", "vgg")
     assert all("vgg" in name for name in seen.names())
     page.fill("#filter", "")
-    assert page.evaluate("asCsv()").count("\n") == 131
+    assert page.evaluate("asCsv()").count("\n") == 102
     page.click("#more")
-    assert len(seen.names()) == 130
+    assert len(seen.names()) == 101
     assert "all=1" in seen.hash()
     assert seen.said == []
     seen.context.close()

@@ -105,7 +105,7 @@ def test_boundaries_by_site_match_the_exact_trace():
         assert estimate.contributions[site] == pytest.approx(count, abs=1.5)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     st.integers(0, 10**6),
     st.sampled_from([nn.ReLU, nn.ReLU6, nn.Hardtanh]),
@@ -123,7 +123,7 @@ def test_at_least_is_a_lower_bound(seed, act, mode, replicated):
     assert estimate.at_least >= 0.95 * trace.crossings - 2
 
 
-@settings(max_examples=10)
+@settings(max_examples=7)
 @given(networks())
 def test_contrived_ties_cost_few_boundaries(case):
     network, start, end = case
@@ -191,7 +191,7 @@ def test_pairs_are_searched_longer_among_few_crossings(seed):
     assert estimate.crossings == trace_segment(net, start, end).crossings
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(st.integers(0, 10**6), st.sampled_from([5, 20, 64]))
 def test_estimates_depend_on_neither_memory_nor_batch(seed, megabytes):
     network = mlp(seed, widths=(3, 30, 30, 2))
