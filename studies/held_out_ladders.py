@@ -49,7 +49,8 @@ class HeldOutLadders(Study):
         runs = {}
         for name, ladder in list(HELD_OUT.items())[: 2 if context.quick else None]:
             shorter = replace(ladder, rungs=ladder.rungs[:: 2 if context.quick else 1])
-            for fields in build_requests(context, shorter):
+            seeds = shorter.seeds[: 3 if context.quick else None]
+            for fields in build_requests(context, shorter, seeds):
                 lines = {"lines.number": QUICK_PAIRS if context.quick else PAIRS}
                 settings = applicable({**fields["settings"], **lines}, names, ladder.data)
                 request = Request(names, **{**fields, "settings": settings})

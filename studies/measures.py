@@ -174,7 +174,7 @@ def build_requests(
         settings |= {"lines.paths": "pairs", "lines.number": pairs}
     if context.quick:
         settings |= {"local-complexity.traced": 0, "local-complexity.samples": 16}
-    seeds = context.seeds or seeds or ladder.seeds[: 3 if context.quick else None]
+    seeds = context.seeds or seeds or ladder.seeds[: 2 if context.quick else None]
     for group in [(seed,) for seed in seeds] if ladder.is_trained else [seeds]:
         # A request combines all models with all weights, so trained rungs are grouped by model.
         weights: dict[tuple[str, ...], list[str]] = {}

@@ -186,8 +186,7 @@ def test_plugin_measure_is_put_on_a_ladder(tmp_path, monkeypatch):
         return ((y - x).abs().mean() / x.std()).item()
 
     add_entry_point(monkeypatch, "mine", mine)
-    short = {"relu": replace(LADDERS["relu"], rungs=LADDERS["relu"].rungs[::2])}
-    monkeypatch.setattr(study, "LADDERS", short)
+    monkeypatch.setattr(study, "LADDERS", {"relu": LADDERS["relu"]})
     monkeypatch.setattr(
         study, "TWIN_LADDER", replace(TWIN_LADDER, rungs=TWIN_LADDER.rungs[:2], seeds=(0,))
     )
