@@ -217,6 +217,14 @@ class PretendCuda(contextlib.ExitStack):
 
     def __enter__(self) -> PretendCuda:
         super().__enter__()
+        try:
+            self._begin()
+        except BaseException:
+            self.close()  # Other tests must not run on this device.
+            raise
+        return self
+
+    def _begin(self) -> None:
         _RUNNING.append(self)
         self.callback(_RUNNING.remove, self)
         torch._C._ensureCUDADeviceGuardSet()
@@ -238,13 +246,12 @@ class PretendCuda(contextlib.ExitStack):
         self.enter_context(mock.patch.object(torch.autograd, "grad", grad))
         self.enter_context(mock.patch.object(threading.Thread, "run", _in_mode(_RUN)))
         # nlbench refuses wrapper tensors as inputs.
-        dense = _accept_wrappers(model_inputs._dense)
-        self.enter_context(mock.patch.object(model_inputs, "_dense", dense))
+        dense = _accept_wrappers(model_inputs.dense)
+        self.enter_context(mock.patch.object(model_inputs, "dense", dense))
         # cuDNN's operations don't exist on a CPU.
         self.callback(torch._C._set_cudnn_enabled, torch._C._get_cudnn_enabled())
         torch._C._set_cudnn_enabled(False)
         self.enter_context(self.modes())
-        return self
 
     def modes(self) -> contextlib.AbstractContextManager[Any]:
         """Return the modes that handle PyTorch's operations in a thread."""
@@ -274,9 +281,9 @@ class PretendCuda(contextlib.ExitStack):
 _RUN = threading.Thread.run
 
 
-def _accept_wrappers(dense: Callable[[Tensor, str], Tensor]) -> Callable[[Tensor, str], Tensor]:
-    def accept(tensor: Tensor, position: str) -> Tensor:
-        return tensor if isinstance(tensor, PretendTensor) else dense(tensor, position)
+def _accept_wrappers(dense: Callable[[str, Tensor], Tensor]) -> Callable[[str, Tensor], Tensor]:
+    def accept(label: str, tensor: Tensor) -> Tensor:
+        return tensor if isinstance(tensor, PretendTensor) else dense(label, tensor)
 
     return accept
 
