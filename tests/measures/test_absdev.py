@@ -50,6 +50,12 @@ def test_relu_bending_off_middle_has_closed_form(a):
     assert float(absolute_deviation(trace)) == pytest.approx(a / 2, rel=1e-6)
 
 
+def test_sign_change_within_a_region_is_split():
+    # From 1 to -1 within a region: two triangles, 1/2 of what |a| + |b| t would give.
+    trace = trace_of([0, 0.25, 0.75, 1], [0, 1, -1, 0])
+    assert float(absolute_deviation(trace)) == pytest.approx(0.125 + 0.25 + 0.125)
+
+
 def test_the_last_region_counts():
     trace = trace_of([0, 0.5, 0.5 + 1e-9, 1], [0, 0, 1, 1])
     # Between the chord t and the step at 1/2: two triangles of 1/8.

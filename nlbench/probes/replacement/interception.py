@@ -157,11 +157,16 @@ def find_calls(
     [('1', 3), ('3', 1)]
     """
     calls: list[ReplaceableCall] = []
+    undefined: dict[str, str] = {}
+
+    def refuse(place: str, reason: str) -> None:
+        undefined[place] = reason
+        on_undefined(place, reason)
 
     def add(batch: SiteBatch) -> None:
         assert batch.call is not None
         if batch.row_order == "reordered":
-            on_undefined(batch.place, "the network reorders the samples of a batch before it")
+            refuse(batch.place, "the network reorders the samples of a batch before it")
             return
         site = batch.site
         if batch.last is not None and site.role != "span":
@@ -185,9 +190,9 @@ def find_calls(
         )
 
     observe_sites(
-        model, [example], add, of=of, select=select, on_unseen=on_unseen, on_undefined=on_undefined
+        model, [example], add, of=of, select=select, on_unseen=on_unseen, on_undefined=refuse
     )
-    if not calls and of != "activations":
+    if not (calls or undefined) and of != "activations":
         raise Undefined(
             f"the network has no {of} that are single modules and match the selection; "
             "replacement.of also takes activations, blocks, mlp, attention, spans:L and "
