@@ -19,6 +19,7 @@ from nlbench.errors import Undefined
 from nlbench.introspection.axes import batch_first, softmax_axis
 from nlbench.introspection.function_calls import FunctionCall, is_transformed, tensors_in
 from nlbench.introspection.module_stack import CallId, ModuleCall, ModuleStack
+from nlbench.parsers import unique
 from nlbench.probes.sites.rows import unfold_rows
 from nlbench.probes.sites.site import SiteBatch
 from nlbench.probes.sites.sites_observation import observe_sites
@@ -149,6 +150,11 @@ def find_calls(
     `on_undefined` are as in `nlbench.probes.sites.sites_observation.observe_sites`. MLPs whose
     layers are several children of a block are skipped.
 
+    Raises
+    ------
+    Undefined
+        If none of the calls can be replaced, or there are no such modules.
+
     Examples
     --------
     >>> import torch
@@ -192,7 +198,9 @@ def find_calls(
     observe_sites(
         model, [example], add, of=of, select=select, on_unseen=on_unseen, on_undefined=refuse
     )
-    if not (calls or undefined) and of != "activations":
+    if not calls and undefined:
+        raise Undefined("; ".join(unique(undefined.values())))
+    if not calls and of != "activations":
         raise Undefined(
             f"the network has no {of} that are single modules and match the selection; "
             "replacement.of also takes activations, blocks, mlp, attention, spans:L and "

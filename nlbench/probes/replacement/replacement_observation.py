@@ -21,7 +21,6 @@ from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.module_stack import CallId
 from nlbench.introspection.precision import exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
-from nlbench.parsers import unique
 from nlbench.probes.probe import OnStep, ProbeFacts, ProbePass
 from nlbench.probes.sites.listeners import unmasked_remark
 from nlbench.probes.sites.rows import PositionSelector, trimmed_mask
@@ -189,8 +188,7 @@ class _Observation:
         except RequestError as error:
             raise type(error)(str(error).replace("sites.", "replacement.", 1)) from error
         if not places:
-            none = "the model calls no known activation function"
-            raise Undefined("; ".join(unique(self._undefined.values())) or none)
+            raise Undefined("the model calls no known activation function")
         return places
 
     def _batch_size(self) -> int:

@@ -9,7 +9,7 @@ from drawing import before_drawing
 from torch import nn
 
 import nlbench
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, Undefined
 from nlbench.introspection.model_state import evaluation_mode
 from nlbench.measure import Measure, Result
 from nlbench.probes.replacement import CallInterception, find_calls
@@ -380,6 +380,31 @@ def test_modules_are_places(tokens, of, names):
 def test_modules_are_selected_as_sites(tokens, select):
     calls = find_calls(tokens, SEQUENCES[:2], of="blocks", select=select)
     assert [call.name for call in calls] == ["layers.0", "layers.2"]
+
+
+def reordered(x):
+    return x[x[:, 0, 0].argsort()]
+
+
+def mixed(x):
+    return x.reshape(-1, 8) + x.reshape(-1, 8).flip(0)
+
+
+@pytest.mark.parametrize(
+    ("of", "before", "reason"),
+    [
+        ("activations", reordered, "reorders the samples"),
+        ("activations", mixed, "which rows belong to which sample"),
+        ("modules:1", mixed, "which rows belong to which sample"),
+    ],
+)
+def test_calls_that_are_not_replaceable_are_undefined(of, before, reason):
+    class Net(nn.Sequential):
+        def forward(self, x):
+            return super().forward(before(x)).reshape(len(x), -1)
+
+    with pytest.raises(Undefined, match=reason):
+        find_calls(Net(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 3, 8), of=of)
 
 
 @pytest.mark.parametrize("of", ["blocks", "mlp", "attention"])
