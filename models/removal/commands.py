@@ -11,6 +11,7 @@ from nlbench import registry
 from nlbench.cli.common import (
     check_unused,
     command_line,
+    file_stem,
     name_completer,
     note,
     numbered,
@@ -347,7 +348,7 @@ def _show(
 def _output_folder(out: str | None, model: str) -> Path:
     """Return the folder for the result. Raise if it contains anything."""
     if out is None:
-        return numbered(Path(f"{model.replace('/', '-')}-removed"))
+        return numbered(Path(f"{file_stem(model)}-removed"))
     folder = parse_folder(out)
     check_unused(folder)
     return folder

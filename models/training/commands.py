@@ -10,6 +10,7 @@ from nlbench import registry
 from nlbench.cli.common import (
     Interrupted,
     command_line,
+    file_stem,
     note,
     parse_folder,
     show_run,
@@ -205,7 +206,7 @@ def _files(out: Path, model: str, seeds: tuple[int, ...]) -> dict[int, Path]:
         raise RequestError(f"--out: expected a name ending in .safetensors, got '{out}'")
     if out.suffix == ".safetensors":
         raise RequestError(f"--out: expected a folder for {len(seeds)} seeds, got '{out}'")
-    return {seed: out / f"{model.replace('/', '-')}-seed{seed}.safetensors" for seed in seeds}
+    return {seed: out / f"{file_stem(model)}-seed{seed}.safetensors" for seed in seeds}
 
 
 def _parse_numbers(text: str, label: str, option: Option) -> tuple[Any, ...]:

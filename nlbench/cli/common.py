@@ -160,6 +160,11 @@ def numbered(path: Path) -> Path:
     return candidate
 
 
+def file_stem(model: str) -> str:
+    """Return a model's name as the start of the name of a file or folder."""
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in model).strip("-")
+
+
 def command_line() -> str:
     """Return the current command line, quoted for a shell."""
     return shlex.join(["nlbench", *sys.argv[1:]])

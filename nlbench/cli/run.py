@@ -22,7 +22,15 @@ from nlbench.options import Option
 from nlbench.request import AUTO_DATA, ExecutionOptions, Request, RunOptions, list_options
 from nlbench.signals import check_interruption
 
-from .common import Interrupted, command_line, name_completer, numbered, parse_folder, show_run
+from .common import (
+    Interrupted,
+    command_line,
+    file_stem,
+    name_completer,
+    numbered,
+    parse_folder,
+    show_run,
+)
 
 if TYPE_CHECKING:
     from nlbench.runner import Preview
@@ -200,6 +208,6 @@ def _print_preview(preview: Preview, folder: Path) -> None:
 
 
 def _default_folder(models: tuple[str, ...]) -> Path:
-    name = "".join(c if c.isalnum() or c in "-_" else "-" for c in models[0]).strip("-") or "run"
-    stem = f"{name[:40]}-{datetime.now():%Y%m%d-%H%M%S}"
+    name = file_stem(models[0])[:40] or "run"
+    stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     return numbered(Path("runs", stem))

@@ -16,6 +16,7 @@ import nlbench
 from nlbench import registry, runner
 from nlbench.cli import app
 from nlbench.cli.app import main
+from nlbench.cli.common import file_stem, numbered
 
 NLBENCH = Path(sys.executable).with_name("nlbench")
 QUICK = ["--set", "lines.number=1", "--set", "lines.anchors=2", "--set", "lines.radius=1"]
@@ -492,3 +493,12 @@ def test_an_own_network_is_trained_and_measured(here, tmp_path):
     assert here(*f"train {subject} --out net.safetensors --epochs 1".split()).returncode == 0
     measured = here(*f"run --measures r2 {subject} --weights net.safetensors".split())
     assert "my_net.py:Net" in measured.stdout
+
+
+@pytest.mark.parametrize("model", ["vgg8", "zoo/a-0.5b", "/home/me/net.py:Net", "../net.py:Net"])
+def test_names_of_results_begin_plainly_and_end_with_the_number(tmp_path, model):
+    folder = tmp_path / f"{file_stem(model)}-removed"
+    folder.mkdir()
+    assert folder.parent == tmp_path
+    assert folder.name[0].isalnum()
+    assert numbered(folder) == tmp_path / f"{folder.name}-2"
