@@ -186,13 +186,18 @@ class EffectiveDepth(SampleMeasure):
     def _find_places(self, model: torch.nn.Module, example: Tensor) -> list[ReplaceableCall]:
         from nlbench.probes.replacement import find_calls
 
+        undefined: dict[str, str] = {}
         of = str(self.settings["of"])
-        if of != "auto":
-            return find_calls(model, example, of=of)
         try:
-            return find_calls(model, example, of="blocks")
+            kind = "blocks" if of == "auto" else of
+            places = find_calls(model, example, of=kind, on_undefined=undefined.setdefault)
         except Undefined:
-            return find_calls(model, example)
+            if of != "auto" or undefined:
+                raise
+            places = find_calls(model, example, on_undefined=undefined.setdefault)
+        for place, reason in undefined.items():
+            raise Undefined(f"{place} can't be skipped: {reason}")
+        return places
 
     def statistics(self, *terms: Tensor) -> Mapping[str, float]:
         """Return the depth in both orders, and the number of blocks."""

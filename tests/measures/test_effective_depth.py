@@ -136,3 +136,16 @@ def test_networks_without_labels_have_none():
     run = nlbench.evaluate(model, data(model)[0], ["effective-depth"])
     assert run["effective-depth"].status != "ok"
     assert "label" in run["effective-depth"].reason
+
+
+def test_blocks_that_cannot_be_skipped_leave_depth_undefined():
+    class Reordering(Decoder):
+        def forward(self, tokens):
+            x = self.embedding(tokens)
+            order = x[:, 0, 0].argsort()
+            x = self.layers[1](self.layers[0](x)[order])[order.argsort()]
+            return self.head(self.layers[2](x))
+
+    result = measure(Reordering([Block(strength) for strength in (1.0, 0.0, 1.0)]))
+    assert result.status == "undefined"
+    assert "layers.1" in result.reason

@@ -20,6 +20,7 @@ from nlbench.introspection.axes import batch_first, softmax_axis
 from nlbench.introspection.function_calls import FunctionCall, is_transformed, tensors_in
 from nlbench.introspection.module_stack import CallId, ModuleCall, ModuleStack
 from nlbench.parsers import unique
+from nlbench.probes.sites.modules import REORDERED
 from nlbench.probes.sites.rows import unfold_rows
 from nlbench.probes.sites.site import SiteBatch
 from nlbench.probes.sites.sites_observation import observe_sites
@@ -172,7 +173,7 @@ def find_calls(
     def add(batch: SiteBatch) -> None:
         assert batch.call is not None
         if batch.row_order == "reordered":
-            refuse(batch.place, "the network reorders the samples of a batch before it")
+            refuse(batch.place, REORDERED)
             return
         site = batch.site
         if batch.last is not None and site.role != "span":

@@ -392,7 +392,7 @@ class ModuleInterceptor(ModuleStack):
             name = place.name
             site = SiteName(name, name, type(place.module).__name__.lower())
             axes = place.before
-            selected = self.policy.selects(name, site.kind)
+            selected = self.policy.selects(name, site.kind) and not place.problem
             if selected and x is None:
                 # Places that begin with one call have the same input.
                 x = self.policy.capture(
@@ -409,6 +409,7 @@ class ModuleInterceptor(ModuleStack):
                 call=call.id,
                 last=None if place.last is place.module else self._end_id(place),
                 role=place.kind,
+                problem=place.problem,
             )
         output = super().around(call)
         y: Side | None = None

@@ -12,7 +12,7 @@ import fnmatch
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ from .sites_probe import parse_lengths, parse_places
 # because the experts receive different numbers of tokens.
 MIXING_TOLERANCE_EPS = 2**10
 
+REORDERED = "the network reorders the samples of a batch before it"
+
 
 @dataclass(frozen=True)
 class Axes:
@@ -41,6 +43,7 @@ class Axes:
     batch: int
     channel: int  # channel axis after the batch axis is moved to 0
     assumed: bool = False  # True if no operation determines the channel axis
+    problem: str = ""  # why its rows belong to unknown samples
 
     def rows(self, tensor: Tensor) -> Tensor:
         """Reshape a tensor to (n, positions, channels)."""
@@ -67,6 +70,11 @@ class ModulePlace:
     before: Axes
     after: Axes
     shape: tuple[int, ...]  # shape of one input sample
+
+    @property
+    def problem(self) -> str:
+        """Why the place can't be measured, or ""."""
+        return self.before.problem or self.after.problem
 
     def get_input(self, call: ModuleCall) -> Tensor:
         """Return the input from the arguments of a call of `module`."""
@@ -96,8 +104,8 @@ def find_places(model: nn.Module, example: Tensor, of: str = "blocks") -> list[M
 
     Comma-separated kinds of places are ``blocks``, ``mlp``, ``attention``, ``spans:L`` or
     ``spans:A..B`` for L, or A to B, consecutive blocks of a list, and ``modules:GLOB``, where the
-    glob matches module paths. Two samples are enough as an example. Raise Undefined if there are no
-    such places.
+    glob matches module paths. Places whose rows belong to unknown samples have a `problem`. Two
+    samples are enough as an example. Raise Undefined if there are no such places.
 
     Examples
     --------
@@ -178,10 +186,10 @@ def _match_modules(
     if not matching:
         paths = [path for path, _ in model.named_modules() if path]
         raise RequestError(f"sites.of: no module is called '{glob}'{nearest(glob, paths)}")
-    usable = [call for call in matching if call.is_usable]
-    if not usable:
+    maps = [call for call in matching if call.is_map]
+    if not maps:
         raise Undefined(f"no module '{glob}' maps a tensor with a batch axis to another one")
-    return [(call.index, call.place("module")) for call in usable]
+    return [(call.index, call.place("module")) for call in maps]
 
 
 @dataclass(eq=False)
@@ -202,14 +210,14 @@ class _Call:
     after: Axes | None = None
 
     @property
-    def is_usable(self) -> bool:
-        """True if input and output are tensors with a batch axis."""
+    def is_map(self) -> bool:
+        """True if input and output are tensors that depend on the samples."""
         return self.before is not None and self.after is not None
 
     @property
     def preserves_shape(self) -> bool:
         """True if input and output have the same shape, including positions."""
-        return self.is_usable and self.shapes[0] == self.shapes[1] and len(self.shapes[0]) > 2
+        return self.is_map and self.shapes[0] == self.shapes[1] and len(self.shapes[0]) > 2
 
     @property
     def has_tokens(self) -> bool:
@@ -272,7 +280,7 @@ class _Call:
 
 
 def _record_calls(model: nn.Module, example: Tensor) -> list[_Call]:
-    """Run a model, and record its module calls. Those on reordered samples are not usable."""
+    """Run a model, and record its module calls."""
 
     def record(inputs: Tensor) -> _CallRecorder:
         recorder = _CallRecorder(model, inputs)
@@ -284,8 +292,10 @@ def _record_calls(model: nn.Module, example: Tensor) -> list[_Call]:
     if recorder.layouts.reorders:
         # Samples that are sorted may be in order already.
         for call, other in zip(recorder.calls, record(example.flip(0)).calls, strict=False):
-            if not other.is_usable:
-                call.before = None
+            if other.before and other.before.problem:
+                call.before = other.before
+            if other.after and other.after.problem:
+                call.after = other.after
     return recorder.calls
 
 
@@ -321,17 +331,16 @@ class _CallRecorder(ModuleStack):
         return output
 
     def axes(self, tensor: Tensor) -> Axes | None:
-        """Return the axes of a tensor, or None if it has no batch axis."""
+        """Return the axes of a tensor, or None if it doesn't depend on the samples."""
         # Inside torch.func.vmap an axis is hidden, maybe that of the samples.
         if tensor.ndim < 2 or is_transformed(tensor) or self.layouts.is_constant(tensor):
             return None
         try:
             batch, channel, assumed = self.layouts.describe(tensor)
-        except Undefined:
-            return None
-        if self.layouts.order(tensor) is not None:
-            return None
-        return Axes(batch, channel + 1 if channel < batch else channel, assumed)
+        except Undefined as reason:
+            return Axes(0, tensor.ndim - 1, True, str(reason))
+        problem = REORDERED if self.layouts.order(tensor) is not None else ""
+        return Axes(batch, channel + 1 if channel < batch else channel, assumed, problem)
 
 
 def _record_output(call: _Call, returned: Any, recorder: _CallRecorder) -> None:
@@ -347,7 +356,9 @@ def _record_output(call: _Call, returned: Any, recorder: _CallRecorder) -> None:
     after = recorder.axes(output)
     if before is not None and after is not None and shape == output.shape:
         # The axes determined for one of the two tensors also apply to the other.
-        before, after = (after, after) if before.assumed else (before, before)
+        shared = after if before.assumed else before
+        before = replace(shared, problem=before.problem)
+        after = replace(shared, problem=after.problem)
     call.shapes = (shape, output.shape)
     call.before = before
     call.after = after
@@ -473,7 +484,7 @@ def _layers(call: _Call, children: Mapping[_Call, Sequence[_Call]]) -> Iterator[
         weights = [p for p in child.module.parameters(recurse=False) if p.ndim > 1]
         if children.get(child):
             yield from _layers(child, children)
-        elif len(weights) == 1 and weights[0].ndim == 2 and child.is_usable:
+        elif len(weights) == 1 and weights[0].ndim == 2 and child.is_map:
             yield child
 
 

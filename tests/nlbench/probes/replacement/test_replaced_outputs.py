@@ -15,6 +15,7 @@ from nlbench.measure import Measure, Result
 from nlbench.probes.replacement import CallInterception, find_calls
 from nlbench.probes.replacement.prefix import SharedPrefix, run_replaced
 from nlbench.probes.sites import list_sites
+from nlbench.probes.sites.sites_observation import observe_sites
 
 
 class Block(nn.Module):
@@ -396,6 +397,7 @@ def mixed(x):
         ("activations", reordered, "reorders the samples"),
         ("activations", mixed, "which rows belong to which sample"),
         ("modules:1", mixed, "which rows belong to which sample"),
+        ("modules:1", reordered, "reorders the samples"),
     ],
 )
 def test_calls_that_are_not_replaceable_are_undefined(of, before, reason):
@@ -405,6 +407,27 @@ def test_calls_that_are_not_replaceable_are_undefined(of, before, reason):
 
     with pytest.raises(Undefined, match=reason):
         find_calls(Net(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 3, 8), of=of)
+
+
+@pytest.mark.parametrize("of", ["blocks", "mlp"])
+def test_modules_on_reordered_samples_are_undefined(of):
+    class OneReorders(Tokens):
+        def forward(self, x):
+            for i, layer in enumerate(self.layers):
+                order = x[:, 0, 0].argsort()
+                x = layer(x[order])[order.argsort()] if i == 1 else layer(x)
+            return self.head(x)
+
+    observed, undefined = [], {}
+    model = OneReorders().double().eval()
+    calls = find_calls(model, SEQUENCES[:2], of=of, on_undefined=undefined.setdefault)
+    assert [call.name[:8] for call in calls] == ["layers.0", "layers.2"]
+    (name,) = undefined
+    assert name.startswith("layers.1")
+    assert "reorders" in undefined.pop(name)
+    observe_sites(model, [SEQUENCES], observed.append, of=of, on_undefined=undefined.setdefault)
+    assert {batch.place for batch in observed} == {call.name for call in calls}
+    assert list(undefined) == [name]
 
 
 @pytest.mark.parametrize("of", ["blocks", "mlp", "attention"])
