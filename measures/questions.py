@@ -25,7 +25,7 @@ REMOVAL = Question(
     "What can be removed?",
     ("substitution",),
     cost="one pass per activation",
-    caution="scores of activations don't answer this",
+    caution="`affinity` and `cka`, which are cheaper, order activations similarly",
     order=3,
 )
 REGIONS = Question(

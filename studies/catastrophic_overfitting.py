@@ -287,7 +287,7 @@ def _verdicts(table: pd.DataFrame, changes: pd.DataFrame) -> list[Verdict]:
             verdicts.append(
                 Verdict(
                     f"{subject} {claim}",
-                    PUBLISHED if name == "local-linearity" else "",
+                    PUBLISHED if name == "local-linearity" and column == "safe" else "",
                     f"{_percent(rows['at collapse'])} an epoch vs. {_percent(rows[column])}; "
                     f"{larger.sum()} of {len(rows)} seeds",
                     in_most_networks(larger),

@@ -62,6 +62,8 @@ SAMPLES = 512
 PAIRS = 16
 MIN_FIT = 0.5
 """Minimum training accuracy of a network that can have a generalisation gap."""
+WEAK_TAU = 0.2
+"""Size up to which an association counts as weak."""
 SETTINGS = {"substitution.cost": "kl", "lines.paths": "pairs", "lines.tolerance": 0.01}
 MEASURES = (
     "affinity", "r2", "cka", "nlc", "absdev", "affine-residual", "activation-state", "pieces",
@@ -85,13 +87,13 @@ CLAIMS = (
         "absdev",
         "gap",
         "Networks that deviate more from linearity have the larger gap",
-        "deviation predicts the test error",
+        "absolute deviation predicts the test error (here: over its range)",
     ),
     (
         "nlc",
         "gap",
         "Networks with the larger nonlinearity coefficient have the larger gap",
-        "a powerful predictor of test error (before training)",
+        "a powerful predictor of test error (before training; here: after)",
     ),
     ("affine-residual", "fragility", "The less affine a network, the less robust it is", ""),
     (
@@ -301,21 +303,26 @@ def _is_decided(row: pd.Series) -> bool:
     return bool(row["p (Holm)"] < SIGNIFICANCE) and has_one_sign
 
 
+def _are_weak(rows: pd.DataFrame) -> bool:
+    """Return True if all intervals lie within ±`WEAK_TAU`."""
+    return bool((rows.low > -WEAK_TAU).all() and (rows.high < WEAK_TAU).all())
+
+
 def _verdicts(table: pd.DataFrame, result: pd.DataFrame) -> list[Verdict]:
     verdicts = []
     for outcome, words in OUTCOMES.items():
         rows = result[(result.outcome == outcome) & ~result.measure.isin(BASELINES)]
         decided = rows[[_is_decided(row) for _, row in rows.iterrows()]]
         best = (decided if len(decided) else rows).iloc[0]
-        others = list(decided.measure)
         verdicts.append(
             Verdict(
                 f"A measure predicts {words}, given size and training loss",
                 "",
                 f"{best.measure} τ = {best['τ']:.2f} ({best.low:.2f} to {best.high:.2f})",
-                _is_decided(best) or None,
+                True if len(decided) else False if _are_weak(rows) else None,
                 f"Holm over {len(result[result.outcome == outcome])} predictors, same sign in all "
-                f"tasks; decided: {', '.join(others) or 'none'}",
+                f"tasks; disagrees if all intervals lie within ±{WEAK_TAU:g}; decided: "
+                f"{', '.join(decided.measure) or 'none'}",
             )
         )
     for measure, outcome, claim, published in CLAIMS:

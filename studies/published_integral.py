@@ -202,7 +202,7 @@ class PublishedIntegral(Study):
                 "is above 2; no ratio has been published",
             ),
             Verdict(
-                "It ranks segments differently",
+                "It ranks some segments differently",
                 "another ranking",
                 f"Kendall's τ = {order.text}, {size}",
                 True if order.value < 1 else None if len(table) < 20 else False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -278,18 +279,25 @@ def _verdicts(orders: Mapping[tuple[str, str], Order]) -> list[Verdict]:
             if not words:
                 continue
             holds = [word in SEEN for word in words.values()]
+            families = {_family(ladder) for ladder in words}
             others = [f"{name}: {word}" for name, word in words.items() if word not in SEEN]
             verdicts.append(
                 Verdict(
                     f"{measure} rises with nonlinearity in trained networks where {what}",
                     "",
                     "; ".join([f"{sum(holds)} of {len(words)} networks", *others]),
-                    in_most_networks(holds),
+                    in_most_networks(holds, len(families)),
                     "exact trend test over draws of samples, adjusted over networks; agrees if "
-                    "seen in most networks, by a sign test; sizes of one architecture count each",
+                    "seen in most networks, by a sign test in which all sizes of an architecture "
+                    "count once",
                 )
             )
     return verdicts
+
+
+def _family(ladder: str) -> str:
+    """Return the architecture of a ladder's network, without its size."""
+    return re.split(r"-|\d", ladder, maxsplit=1)[0]
 
 
 def _extent_table(cells: pd.DataFrame) -> pd.DataFrame:

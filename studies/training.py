@@ -13,11 +13,13 @@ from nlbench.reports.agreement import kendall
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
-from .framework.verdicts import in_most_networks, mean_above, mean_below, range_text
+from .framework.verdicts import mean_above, mean_below, range_text
 from .shared.site_scores import AFFINITY, signatures, site_scores
 from .shared.small_networks import measure_networks, seeds_by_model
 
 NEARLY_LINEAR = 0.95
+STEADY_TAU = 0.5
+"""Mean size of Kendall's tau from which a change counts as steady."""
 Signatures = Mapping[tuple[str, str, int], np.ndarray]
 """Signatures keyed by state, model and seed."""
 Pairs = Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]]
@@ -125,16 +127,15 @@ def _is_more_nonlinear(pairs: Pairs) -> list[Verdict]:
 
 
 def _is_not_monotone(pairs: Pairs) -> Verdict:
-    steps = [np.diff(after - before) for before, after in pairs.values()]
-    is_mixed = [bool((step > 0).any() and (step < 0).any()) for step in steps]
-    fraction = np.mean([float((step > 0).mean()) for step in steps])
+    changes = [after - before for before, after in pairs.values()]
+    taus = np.array([kendall(range(len(change)), change).value for change in changes])
     return Verdict(
         "What training changes neither rises nor falls steadily with depth",
         "non-monotone",
-        f"{sum(is_mixed)} of {len(is_mixed)} networks; {fraction:.0%} of the steps are upwards",
-        in_most_networks(is_mixed),
-        "difference between the two signatures, from site to site; agrees if it has rises and "
-        "falls in most networks, by a sign test",
+        f"mean size of τ {range_text(np.abs(taus), '.2f')}; τ > 0 in {(taus > 0).sum()} networks",
+        mean_below(np.abs(taus), STEADY_TAU),
+        "Kendall's τ of site and difference between the two signatures; agrees if its mean size "
+        f"over networks is below {STEADY_TAU:g}, by its 95% t interval",
     )
 
 

@@ -228,12 +228,12 @@ def over_seeds(numbers: Iterable[float]) -> str:
 
     Examples
     --------
-    >>> over_seeds([1.0, 3.0]), over_seeds([2.0]), over_seeds([41_000, 43_000])
+    >>> over_seeds([1.0, 2.0, 3.0]), over_seeds([2.0]), over_seeds([41_000, 42_000, 43_000])
     ('2 ± 1', '2', '42,000 ± 1,000')
     """
     array = np.asarray(list(numbers), dtype=np.float64)
     form = ",.0f" if abs(array.mean()) >= 100 else ".2g" if abs(array.mean()) < 1 else ".3g"
-    spread = f" ± {array.std():{form}}" if len(array) > 1 else ""
+    spread = f" ± {array.std(ddof=1):{form}}" if len(array) > 1 else ""
     return f"{array.mean():{form}}{spread}"
 
 

@@ -75,7 +75,7 @@ def orders(**words):
 @pytest.mark.parametrize(("word", "agrees"), [("sees", True), ("falls", False), ("", None)])
 def test_recommendations_are_judged_on_their_own_ladders(word, agrees):
     verdicts = _verdicts(orders(heldout1=word))
-    assert len(verdicts) == 6
+    assert len(verdicts) == 5
     by_question = {v.agrees for v in verdicts if v.claim.endswith("function")}
     assert by_question == {agrees}
     assert {v.agrees for v in verdicts if v.claim.endswith("network")} == {True}

@@ -14,10 +14,10 @@ from nlbench.runner import run
 from nlbench.store.run import Run
 from nlbench.studies import measures as study
 from nlbench.studies.framework import Context
-from nlbench.studies.measures import Measures
+from nlbench.studies.measures import Measures, _has_no_order
 from nlbench.studies.shared import benchmark_results
 from nlbench.studies.shared.ladders import LADDERS, TWIN_LADDER
-from nlbench.studies.shared.orders import WORDS
+from nlbench.studies.shared.orders import WORDS, Order
 
 NAMES = ("affinity", "absdev", "nlc", "affine-residual", "sparsity")
 MODELS = tuple(rung.model for rung in LADDERS["relu"].rungs[::2])
@@ -177,6 +177,19 @@ def test_published_claims_are_judged_by_cells(made):
     assert claim([9, 5, 4, 3, 1], 5)[0] is False
     assert claim([0, 1, 2, 3, 4], 5)[0] is True
     assert claim([0, 1, 2, 3, 4], 1)[0] is True  # 120 orders of one network are equally likely.
+
+
+@pytest.mark.parametrize(
+    ("order", "agrees"),
+    [
+        (Order(0.8, 0.6, 1.0, 5, p_rises=0.01), False),
+        (Order(-0.8, -1.0, -0.6, 5, p_falls=0.01), False),
+        (Order(0.1, -0.2, 0.4, 5), True),
+        (Order(0.1, -0.4, 0.6, 5), None),
+    ],
+)
+def test_no_order_is_shown_by_its_interval(order, agrees):
+    assert _has_no_order(order) is agrees
 
 
 def test_plugin_measure_is_put_on_a_ladder(tmp_path, monkeypatch):

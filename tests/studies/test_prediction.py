@@ -61,7 +61,9 @@ def test_only_planted_predictor_is_found(result):
     assert {(row[0], row[1]) for row in found} == {("gap", "nlc")}
     verdicts = {v.claim: v for v in _verdicts(networks(), result)}
     words = [verdict.word for verdict in verdicts.values()]
-    assert words == ["yes", "can't tell", "can't tell", "yes"]
+    assert words == ["yes", "no", "can't tell", "yes"]
+    wider = result.assign(high=result.high + 0.3)
+    assert _verdicts(networks(), wider)[1].word == "can't tell"
 
 
 def test_predictor_of_network_size_adds_nothing():

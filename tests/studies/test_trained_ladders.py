@@ -5,6 +5,7 @@ from made_records import with_numbers
 
 from nlbench.studies import trained_ladders as study
 from nlbench.studies.framework import Context
+from nlbench.studies.shared.orders import Order
 from nlbench.studies.trained_ladders import SHIPPED, TrainedLadders
 
 ORDER = "Order: Kendall's tau by network"
@@ -31,6 +32,17 @@ def test_measures_that_fall_are_counted(runs):
         (verdict,) = [v for v in verdicts if v.claim.startswith("r2") and "blended" in v.claim]
         assert verdict.ours.startswith(ours)
         assert verdict.word == "needs 6 networks"
+
+
+def test_sizes_of_one_architecture_count_once():
+    seen = Order(0.9, p_rises=0.001)
+    names = [plant.name for plant in study.PLANTS if plant.of == "blend"]
+    (verdict,) = study._verdicts({("r2", name): seen for name in names})
+    assert len(names) == 9
+    assert verdict.word == "needs 6 networks"
+    others = [f"other{letter * 3} blended" for letter in "ab"]
+    (verdict,) = study._verdicts({("r2", name): seen for name in names + others})
+    assert verdict.word == "yes"
 
 
 def test_missing_packages_are_named(runs, monkeypatch):
