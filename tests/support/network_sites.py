@@ -1,4 +1,4 @@
-"""Sites of 96 networks, recorded in ``network_sites.txt``.
+"""Sites of 47 networks, recorded in ``network_sites.txt``.
 
 A line is a network and its sites in call order. A word in brackets is the kind of the sites after
 it, with the role if it is not ``activation``. A name leaves out the parts between dots that it has
@@ -17,7 +17,19 @@ from nlbench.probes.sites.sites_observation import list_sites
 
 RECORDED = Path(__file__).with_suffix(".txt")
 
-TORCHVISION = torchvision.models.list_models(module=torchvision.models)
+# Of each family one, and of its kinds of blocks.
+FAMILIES = (
+    "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s",
+    "googlenet", "inception_v3", "maxvit_t", "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small",
+    "regnet_x_400mf", "regnet_y_400mf", "resnet18", "resnet50", "resnext50_32x4d",
+    "shufflenet_v2_x0_5", "squeezenet1_0", "squeezenet1_1", "swin_t", "swin_v2_t", "vgg11_bn",
+    "vit_b_32", "wide_resnet50_2",
+)  # fmt: skip
+# The others differ in depth and width: the deepest of some families.
+DEEPEST = (
+    "convnext_large", "densenet201", "efficientnet_b7", "regnet_y_32gf", "resnet152", "swin_b",
+    "vgg19",
+)  # fmt: skip
 TIMM = (
     "convnext_atto", "convnext_tiny.in12k", "dm_nfnet_f0", "edgenext_xx_small", "efficientnet_b0",
     "ghostnet_050", "gmlp_ti16_224", "maxvit_tiny_tf_224", "mixer_s32_224",
@@ -90,7 +102,7 @@ def recorded(package, name):
 
 def record_all(path=RECORDED):
     """Record the sites of all networks."""
-    networks = [("torchvision", name, torchvision_network) for name in TORCHVISION]
+    networks = [("torchvision", name, torchvision_network) for name in sorted(FAMILIES + DEEPEST)]
     networks += [("timm", name, timm_network) for name in TIMM]
     lines = [
         f"{package}/{name} {' '.join(encode(list_sites(*build(name))))}\n"

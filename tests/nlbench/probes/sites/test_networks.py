@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import torchvision
-from network_sites import TORCHVISION, encode, recorded, timm_network, torchvision_network
+from network_sites import DEEPEST, FAMILIES, encode, recorded, timm_network, torchvision_network
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -55,21 +55,12 @@ def assert_sites_are_the_kernels(model, example):
     return sites
 
 
-# Of each family one, and of its kinds of blocks; the others differ in depth and width.
-FAMILIES = (
-    "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s",
-    "googlenet", "inception_v3", "maxvit_t", "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small",
-    "regnet_x_400mf", "regnet_y_400mf", "resnet18", "resnet50", "resnext50_32x4d",
-    "shufflenet_v2_x0_5", "squeezenet1_0", "squeezenet1_1", "swin_t", "swin_v2_t", "vgg11_bn",
-    "vit_b_32", "wide_resnet50_2",
-)  # fmt: skip
-
-
 def test_each_torchvision_family_is_tested():
     def family(name):
         return re.match(r"[a-z]+(_v\d|_[xy](?=_))?", name)[0]
 
-    assert {family(name) for name in FAMILIES} == {family(name) for name in TORCHVISION}
+    classifiers = torchvision.models.list_models(module=torchvision.models)
+    assert {family(name) for name in FAMILIES} == {family(name) for name in classifiers}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -83,8 +74,8 @@ def test_sites_of_torchvision_classifier_are_kernels_it_calls(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(TORCHVISION) - set(FAMILIES)))
-def test_sites_of_other_torchvision_classifiers_are_recorded_ones(name):
+@pytest.mark.parametrize("name", DEEPEST)
+def test_sites_of_deepest_torchvision_classifiers_are_recorded_ones(name):
     assert encode(list_sites(*torchvision_network(name))) == recorded("torchvision", name)
 
 
