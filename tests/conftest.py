@@ -6,6 +6,7 @@ import signal
 import sys
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -121,6 +122,30 @@ def digits_read_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(digits, "digits", functools.cache(digits.digits))
         yield
+
+
+class CommandResult(NamedTuple):
+    """What a command returned and printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run_command(tmp_path, monkeypatch, capfd):
+    """Run ``nlbench ARGUMENTS`` in an empty folder, without a process of its own."""
+
+    def run(*arguments):
+        from nlbench.cli.app import main
+
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["nlbench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as done:
+            main()
+        return CommandResult(done.value.code, *capfd.readouterr())
+
+    return run
 
 
 # Libraries are imported here and not above: the process that only distributes tests needs none.
