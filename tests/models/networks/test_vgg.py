@@ -75,15 +75,6 @@ def test_initial_weights_follow_he_and_biases_are_zero():
             assert module.bias.count_nonzero() == 0
 
 
-def test_the_global_seed_decides_the_weights():
-    def first_weights(seed):
-        torch.manual_seed(seed)
-        return vgg8().features[0].weight
-
-    assert torch.equal(first_weights(1), first_weights(1))
-    assert not torch.equal(first_weights(1), first_weights(2))
-
-
 def test_checkpoint_ships_for_digits_and_source_is_named():
     info = model_info(vgg8)
     assert info.trained["digits"].is_file()
@@ -116,10 +107,6 @@ def test_deep_ones_have_the_parameters_of_their_layers(build):
             total += 9 * inputs * channels + channels
             inputs = channels
     assert parameter_count(build(in_channels=1, num_classes=100)) == total
-
-
-def test_a_deep_one_maps_images_to_logits():
-    assert vgg11(num_classes=5)(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
 
 
 @pytest.mark.parametrize("build", [vgg8, *STAGES])

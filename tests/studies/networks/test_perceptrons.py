@@ -4,7 +4,6 @@ import statistics
 import pytest
 import torch
 
-from nlbench import registry
 from nlbench.measures.affinity import affinity_score
 from nlbench.studies.networks.perceptrons import redshift_mlp, redshift_network
 from nlbench.studies.shared.points import grid
@@ -66,20 +65,5 @@ def test_weights_fill_their_interval_and_biases_theirs(scale, lowered):
     assert -1 <= hidden.bias.min() < 0 < hidden.bias.max() <= 1
 
 
-def test_parameter_count_is_that_of_three_layers():
-    count = sum(p.numel() for p in redshift_mlp().parameters())
-    assert count == 2 * 40 + 40 + 2 * (40 * 40 + 40) + 40 + 1
-
-
 def test_vectors_are_accepted():
     assert redshift_mlp(num_classes=3, input_shape=(5,))(torch.zeros(2, 5)).shape == (2, 3)
-
-
-def test_every_variant_is_described_as_what_it_is():
-    for name in SLIDES:
-        entry = registry.find("models", name)
-        text = registry.describe(entry)
-        assert text == registry.load("models", name).__doc__
-        assert ("tanh" in text) == ("tanh" in name)
-        assert ("times 6" in text) == ("x6" in name)
-        assert ("lowered" in text) == ("shifted" in name)
