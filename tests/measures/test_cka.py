@@ -11,6 +11,7 @@ from torch.autograd import gradcheck
 
 from nlbench.errors import Undefined
 from nlbench.measure.contract import validated_result
+from nlbench.measures import cka
 from nlbench.measures.cka import CKA, linear_cka
 
 import published
@@ -202,6 +203,16 @@ def test_too_few_samples_are_undefined(n, debiased):
 def test_gradients_are_those_of_finite_differences(n, d, debiased):
     x, y = normal(8, n, d).requires_grad_(), normal(9, n, d).requires_grad_()
     assert gradcheck(lambda x, y: linear_cka(x, y, debiased=debiased), (x, y))
+
+
+def test_terms_scale_with_their_units():
+    terms = cka._HSICTerms(*(torch.tensor(v) for v in (3.0, 4.0, 5.0, 6.0, 7.0)), 1.0, 2.0)
+    moved = terms.convert_units(2.0, 8.0)
+    # Squares of x in its new unit are 1/4 of the old ones, those of y 1/16.
+    expected = cka._HSICTerms(
+        *(torch.tensor(v) for v in (3 / 64, 4 / 16, 5 / 256, 6 / 16, 7 / 256)), 2.0, 8.0
+    )
+    assert moved == expected
 
 
 @pytest.mark.parametrize("settings", [{}, {"debiased": True}, {"kernel": "rbf"}], ids=str)

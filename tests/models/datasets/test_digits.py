@@ -65,3 +65,8 @@ def test_loading_leaves_the_global_random_states_alone():
     before = states()
     digits()
     assert states() == before
+
+
+def test_preprocessing_is_described(data):
+    for word in ("divided by 16", "bilinear", "32x32", "3 equal channels", "512", "1285", "mean"):
+        assert word in data.preprocessing

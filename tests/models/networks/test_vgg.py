@@ -75,6 +75,15 @@ def test_initial_weights_follow_he_and_biases_are_zero():
             assert module.bias.count_nonzero() == 0
 
 
+def test_the_global_seed_decides_the_weights():
+    def first_weights(seed):
+        torch.manual_seed(seed)
+        return vgg8().features[0].weight
+
+    assert torch.equal(first_weights(1), first_weights(1))
+    assert not torch.equal(first_weights(1), first_weights(2))
+
+
 def test_checkpoint_ships_for_digits_and_source_is_named():
     info = model_info(vgg8)
     assert info.trained["digits"].is_file()

@@ -77,6 +77,7 @@ def test_a_wrong_request_is_one_line(arguments, said, monkeypatch, capsys, tmp_p
 def test_pictures_have_labels_legend_and_sentence(tmp_path, monkeypatch, capsys):
     path = tmp_path / "plane.svg"
     assert not run(["redshift-mlp", "--data", "grid", "--size", "8", "-o", str(path)], monkeypatch)
+    assert capsys.readouterr().out.strip() == str(path)
     text = path.read_text(encoding="utf-8")
     title = r"[\d,]+ region boundaries lie between neighbouring pixels: redshift-mlp"
     assert re.search(title, text)

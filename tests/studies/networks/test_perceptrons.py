@@ -4,6 +4,7 @@ import statistics
 import pytest
 import torch
 
+from nlbench import registry
 from nlbench.measures.affinity import affinity_score
 from nlbench.studies.networks.perceptrons import redshift_mlp, redshift_network
 from nlbench.studies.shared.points import grid
@@ -67,3 +68,13 @@ def test_weights_fill_their_interval_and_biases_theirs(scale, lowered):
 
 def test_vectors_are_accepted():
     assert redshift_mlp(num_classes=3, input_shape=(5,))(torch.zeros(2, 5)).shape == (2, 3)
+
+
+def test_every_variant_is_described_as_what_it_is():
+    for name in SLIDES:
+        entry = registry.find("models", name)
+        text = registry.describe(entry)
+        assert text == registry.load("models", name).__doc__
+        assert ("tanh" in text) == ("tanh" in name)
+        assert ("times 6" in text) == ("x6" in name)
+        assert ("lowered" in text) == ("shifted" in name)
