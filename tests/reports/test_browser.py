@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from nlbench.reports import page as page_module
 from nlbench.reports.estimates import change
 from nlbench.reports.leaderboard import leaderboard
 from nlbench.reports.page import write_page
@@ -182,6 +183,16 @@ def test_what_the_script_writes_is_what_python_wrote(eight):
     assert eight.page.locator("#board td.num b").all_inner_texts() == before
 
 
+def test_the_script_formats_no_values():
+    script = (Path(page_module.__file__).parent / "templates" / "page.js").read_text()
+    # Coordinates and the numbers at axes are all that it rounds.
+    axes = script[script.index("function ticks(") : script.index("/* Returns an axis")]
+    rest = script.replace(axes, "")
+    assert "toPrecision" not in rest
+    assert "toLocaleString" not in rest
+    assert "toExponential" not in rest
+
+
 def test_a_header_sorts_by_mouse_and_by_keyboard(eight):
     header = eight.page.locator("#board thead th.num button").nth(6)
     assert header.inner_text() == "absdev"
@@ -223,6 +234,19 @@ def test_view_settings_are_kept_in_the_address(eight, browser, files):
     assert all(re.fullmatch(r"=?\d", rank) for rank in ranks)
     assert other.page.input_value("#filter") == "torch"
     other.context.close()
+
+
+def test_differences_to_a_chosen_row(eight):
+    eight.page.select_option("#base", "vgg8")
+    cells = "#board tr[data-row='{}'] td:nth-child(3)"
+    rows = eight.page.evaluate("ROWS.map(row => [row.label, num(row.cells[0].value)])")
+    base = dict(rows)["vgg8"]
+    for index, (label, value) in enumerate(rows):
+        text = eight.page.locator(cells.format(index)).locator("b").inner_text()
+        if label == "vgg8":
+            assert not text.startswith("+")
+        else:
+            assert is_rounding(text.rstrip("abcdefgh†"), value - base)
 
 
 def test_seeds_open_under_their_network(eight):

@@ -53,6 +53,13 @@ def test_falling_density_is_refuted():
     assert words((0.5, 0.4, 0.3), (1.0, 2.0, 3.0), (30, 20, 10))[2] == "no"
 
 
+def test_highest_of_three_means_is_no_peak():
+    """Each seed's curve has its highest value elsewhere, so the inner mean is high by chance."""
+    curves = np.array([[1, 9, 3], [4, 2, 5], [5, 4, 1], [2, 3, 4], [4, 5, 3.0]])
+    assert curves.mean(0).argmax() == 1
+    assert mean_above(_peak_heights(curves)).agrees is None
+
+
 @pytest.mark.parametrize("widths", [3, 4, 6])
 def test_noise_rarely_has_a_peak(widths):
     rng = np.random.default_rng(widths)

@@ -118,6 +118,10 @@ def test_deep_ones_have_the_parameters_of_their_layers(build):
     assert parameter_count(build(in_channels=1, num_classes=100)) == total
 
 
+def test_a_deep_one_maps_images_to_logits():
+    assert vgg11(num_classes=5)(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
+
+
 @pytest.mark.parametrize("build", [vgg8, *STAGES])
 def test_images_of_another_size_are_refused(build):
     with pytest.raises(RequestError, match="28x28"):

@@ -84,6 +84,11 @@ def test_each_omega_and_control_is_a_subject(made):
     ]
 
 
+def test_accuracy_records_its_number_of_samples(made):
+    rows = made.scores[made.scores["measure"] == "accuracy"]
+    assert set(rows["n"]) == {16}
+
+
 def test_penalty_makes_units_linear_and_paths_shorter(made):
     linear, lengths = values(made, "linear-units"), values(made, "pathlength")
     assert linear[REFERENCE] == 0.0

@@ -12,7 +12,7 @@ from nlbench.errors import NotFinite, RequestError
 from nlbench.models.datasets.digits import digits
 from nlbench.models.networks.vgg import vgg8
 from nlbench.models.training.loop import read_state, train
-from nlbench.models.training.recipes import Recipe
+from nlbench.models.training.recipes import Recipe, vanilla
 from nlbench.serialization.hashing import state_hash
 from nlbench.subjects.data import Dataset
 from nlbench.subjects.model import model_info
@@ -267,6 +267,16 @@ def test_the_shipped_checkpoint_matches_its_header():
     measured = accuracy(network, "test", digits())
     assert measured == pytest.approx(float(metadata["test_accuracy"]), abs=0.002)
     assert measured > 0.97
+
+
+def test_half_the_recipe_fits_most_digits():
+    def perceptron():
+        return nn.Sequential(nn.Flatten(), nn.Linear(3072, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    recipe = replace(vanilla, epochs=20, until_train_accuracy=0.9)
+    result = train(perceptron, digits(), recipe, seed=0)
+    assert result.thresholds_reached
+    assert result.test_accuracy > 0.85
 
 
 def test_last_incomplete_batch_is_step_of_schedule():

@@ -7,6 +7,8 @@ from torch import nn
 from nlbench.errors import NotFinite, RequestError
 from nlbench.models.datasets.number_words import number_words
 from nlbench.models.networks.transformer import TransformerTiny
+from nlbench.models.sparsified import nonlinear_units
+from nlbench.models.training.linearisation_recipes import post_training
 from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import translation
 from nlbench.models.training.tasks import get_task
@@ -77,3 +79,12 @@ def test_the_recipe_trains_a_translator():
     assert result.test_accuracy > 0.9
     assert result.scores["bleu"] > 70
     assert result.metadata["vocabulary"] == data.vocabulary.text
+
+
+def test_a_transformer_is_linearised(data):
+    torch.manual_seed(0)
+    recipe = replace(post_training, epochs=2, omega=0.5, learning_rate=0.01)
+    result = train(lambda: TransformerTiny(data.classes), data, recipe)
+    assert [units for _, units in nonlinear_units(result.model).values()] == [128] * 4
+    assert result.metadata["transform"] == "sparsify"
+    assert "bleu" in result.scores
