@@ -29,20 +29,6 @@ def trace_of(t, values, length=1.0):
     return SegmentTrace(t, values, length, origins, ("relu",))
 
 
-def by_quadrature(trace, logit):
-    """Trapezium rule on 20,000 steps of |f - g| in each region, times the length.
-
-    Not adaptive: where the integrand bends close to a region's end, adaptive rules see nothing
-    of it and say that they are exact.
-    """
-    t, f = trace.t.numpy(), trace.values[:, logit].numpy()
-    total = 0.0
-    for a, b in itertools.pairwise(t):
-        s = np.linspace(a, b, 20_001)
-        total += np.trapezoid(abs(np.interp(s, t, f) - (f[0] + s * (f[-1] - f[0]))), s)
-    return trace.length * total
-
-
 @pytest.mark.parametrize("a", [0.1, 1.0, 3.0])
 def test_relu_bending_off_middle_has_closed_form(a):
     # On [-a, 1] the triangle has height a / (1 + a) over a length of 1 + a.
@@ -70,21 +56,6 @@ def test_a_segment_without_length_has_none():
     x = torch.randn(3)
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
     assert absolute_deviation(trace_segment(net, x, x)).tolist() == [0, 0, 0, 0]
-
-
-@given(
-    st.lists(st.floats(0.01, 1), min_size=1, max_size=8),
-    st.integers(0, 10**6),
-    st.sampled_from([1e-6, 1.0, 1e6]),
-    st.floats(0.1, 10),
-)
-def test_any_trace_has_the_integral_that_quadrature_finds(widths, seed, scale, length):
-    t = np.cumsum([0, *widths]) / sum(widths)
-    t[-1] = 1
-    values = scale * np.random.default_rng(seed).normal(size=(len(t), 2))
-    trace = trace_of(t, values, length)
-    expected = [by_quadrature(trace, logit) for logit in range(2)]
-    assert absolute_deviation(trace).tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9 * scale)
 
 
 def test_traced_network_has_integral_of_network_itself():

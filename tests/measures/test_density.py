@@ -140,11 +140,6 @@ def test_sites_that_some_segments_lack_are_added_up():
     assert {name: number for name, number in sites.items() if number} == {"a": 1, "b": 1, "c": 2}
 
 
-def test_more_regions_means_more_nonlinear():
-    assert Density.more_means == "more nonlinear"
-    assert Density.bounds == (0, pytest.approx(float("inf")))
-
-
 def test_an_estimate_is_taken_as_a_trace_is():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 2))

@@ -65,15 +65,6 @@ class ByAttribute(Network):
         return h * torch.sigmoid(self.logits.to(h.dtype))
 
 
-class ByList(Network):
-    def __init__(self):
-        super().__init__()
-        self.logits = [GATE.clone()]
-
-    def gate(self, h):
-        return h * torch.sigmoid(self.logits[0].to(h.dtype))
-
-
 class ByScalar(Scaled):
     """A positive scale of a single number."""
 
@@ -148,7 +139,7 @@ def expected():
 
 @pytest.mark.parametrize(
     "make",
-    [ByParameter, ByAttribute, ByList, ByScalar, ByLayer, parametrized, Assigned, Copied, Added],
+    [ByParameter, ByAttribute, ByScalar, ByLayer, parametrized, Assigned, Copied, Added],
 )
 def test_constants_change_no_number(expected, make):
     results = _results(make())

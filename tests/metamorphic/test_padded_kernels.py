@@ -63,16 +63,13 @@ def assert_same_trace(network, smaller, x):
 
 LAYERS = {
     # name: (layer, cropped taps, map's side, axes)
-    "1x1": (lambda c: nn.Conv2d(c, c, 3, padding=1), 1, 1, 2),
     "wide 1x1": (lambda c: nn.Conv2d(c, c, 7, padding=3), 3, 1, 2),
-    "2x2": (lambda c: nn.Conv2d(c, c, 9, padding=4), 3, 2, 2),
     "dilated": (lambda c: nn.Conv2d(c, c, 3, padding=2, dilation=2), 1, 2, 2),
     "same": (lambda c: nn.Conv2d(c, c, 3, padding="same", dilation=3), 1, 2, 2),
     "strided": (lambda c: nn.Conv2d(c, c, 3, padding=1, stride=2), 1, 1, 2),
     "grouped": (lambda c: nn.Conv2d(c, c, 5, padding=2, groups=4), 2, 1, 2),
     "line": (lambda c: nn.Conv1d(c, c, 9, padding=4), 3, 2, 1),
     "volume": (lambda c: nn.Conv3d(c, c, 3, padding=1), 1, 1, 3),
-    "transposed": (lambda c: nn.ConvTranspose2d(c, c, 3, padding=1), 1, 1, 2),
     "transposed, 2x2": (lambda c: nn.ConvTranspose2d(c, c, 9, padding=4, groups=2), 3, 2, 2),
     "transposed, strided": (lambda c: nn.ConvTranspose1d(c, c, 5, padding=2, stride=3), 2, 1, 1),
 }

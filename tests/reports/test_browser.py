@@ -571,7 +571,9 @@ def test_single_networks_have_their_own_page(browser, tmp_path, width):
 
 
 def test_many_networks_are_laid_out_on_demand(browser, tmp_path):
-    path = write_page(make_run(101, measures=("pathlength", "units")), tmp_path / "many.html")
+    path = write_page(
+        make_run(101, measures=("pathlength", "units"), sites=5), tmp_path / "many.html"
+    )
     seen = Seen(browser, path)
     page = seen.page
     assert len(seen.names()) == 60

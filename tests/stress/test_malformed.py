@@ -19,7 +19,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 import nlbench
-from nlbench.cli.app import main
 from nlbench.errors import RequestError, one_line
 from nlbench.request import Request
 from nlbench.runner import run
@@ -50,15 +49,12 @@ def finished(tmp_path_factory):
 
 
 @pytest.fixture
-def call(tmp_path, monkeypatch, capfd):
-    """The command line in a folder of its own; gives status and what was said."""
+def call(run_command):
+    """Run a command, and return its status and what it printed to standard error."""
 
     def command(*arguments):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["nlbench", *map(str, arguments)])
-        with pytest.raises(SystemExit) as done:
-            main()
-        return done.value.code, capfd.readouterr().err
+        status, _, error = run_command(*arguments)
+        return status, error
 
     return command
 

@@ -32,7 +32,7 @@ def made(tmp_path_factory):
 
     def on_ladder(part, names=NAMES, seeds=(0, 1, 2, 3, 4), **options):
         settings = {**ladder.settings, **(lines if "absdev" in names else {}), **options}
-        request = Request(names, MODELS, ladder.data, "init", seeds, 128, settings=settings)
+        request = Request(names, MODELS, ladder.data, "init", seeds, 64, settings=settings)
         return run(request, folder / part)
 
     models_of_twins = tuple(rung.model for rung in TWIN_LADDER.rungs)

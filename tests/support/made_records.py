@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from nlbench.measure import Result
 from nlbench.serialization.fields import from_plain
 from nlbench.store.record import Record, RecordedMachine, RecordedMeasure, RecordedProbe
 from nlbench.store.run import Run
@@ -17,6 +18,20 @@ def make_record(*, subject, measure, probe, machine=None, **rest):
         probe=from_plain(RecordedProbe, probe, "probe"),
         machine=from_plain(RecordedMachine, machine, "machine"),
         **rest,
+    )
+
+
+def make_site_record(measure="affinity", key="k", result=None, model="vgg8", seed=0):
+    """Build the record of a measure of two sites."""
+    return make_record(
+        key=key,
+        subject={"model": model, "weights": "init", "data": "digits", "seed": seed, "key": "s"},
+        measure={"name": measure, "version": "1", "options": {}},
+        probe={"name": "sites", "options": {}},
+        machine={"device": "cpu", "dtype": "float32", "environment": {"python": "3.11"}},
+        result=result or Result.of({"a": 0.25, "b": 0.75}, n=8),
+        seconds=0.5,
+        finished="2026-01-01T00:00:00+00:00",
     )
 
 

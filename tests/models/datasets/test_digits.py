@@ -49,12 +49,6 @@ def test_split_equals_the_published_one(data):
     assert [label for _, label in list(data.train)[:6]] == [7, 8, 8, 1, 1, 3]
 
 
-def test_pixels_lie_between_zero_and_one(data):
-    images = data.sample(None, split="train").images
-    assert images.min() == 0
-    assert 0.9 < images.max() <= 1
-
-
 def test_mean_and_deviation_are_those_of_training_split(data):
     train, _ = expected_split()
     pixels = enlarged_by_hand(load_digits().images[train] / 16)
@@ -62,20 +56,6 @@ def test_mean_and_deviation_are_those_of_training_split(data):
     assert data.std == pytest.approx([pixels.std()] * 3, abs=1e-6)
     assert data.mean[0] == pytest.approx(0.3054, abs=5e-5)
     assert data.std[0] == pytest.approx(0.3242, abs=5e-5)
-
-
-def test_normalised_training_split_is_standardised(data):
-    inputs = data.sample(None, split="train").inputs.double()
-    torch.testing.assert_close(
-        inputs.mean(dim=(0, 2, 3)), torch.zeros(3).double(), atol=1e-5, rtol=0
-    )
-    deviation = inputs.std(dim=(0, 2, 3), correction=0)
-    torch.testing.assert_close(deviation, torch.ones(3).double(), atol=1e-5, rtol=0)
-
-
-def test_every_class_is_in_both_splits(data):
-    for items in (data.train, data.test):
-        assert {label for _, label in items} == set(range(10))
 
 
 def test_loading_leaves_the_global_random_states_alone():

@@ -3,7 +3,7 @@
 import csv
 import errno
 import json
-import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from torch import nn
 
 import nlbench
 import nlbench.reports
-from nlbench.cli.app import main
 from nlbench.errors import RequestError
 from nlbench.models.removal.curve import (
     Removal,
@@ -160,16 +159,8 @@ def test_wrong_criteria_are_refused(model, criterion, message):
 
 
 @pytest.fixture
-def command(monkeypatch, capfd):
-    """``nlbench remove`` without a process of its own."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["nlbench", "remove", "--model", "vgg8", *arguments])
-        with pytest.raises(SystemExit) as done:
-            main()
-        return done.value.code, *capfd.readouterr()
-
-    return call
+def command(run_command):
+    return partial(run_command, "remove", "--model", "vgg8")
 
 
 def test_command_writes_a_network_that_run_measures(tmp_path, command):

@@ -1,10 +1,8 @@
 import json
-import subprocess
-import sys
+from functools import partial
 
 import pytest
 
-from nlbench.cli.app import main
 from nlbench.errors import NotFinite
 
 TINY = ["--data", "synthetic", "--set", "synthetic.size=32", "--set", "synthetic.test_size=8"]
@@ -12,18 +10,8 @@ TINY += ["--model", "vgg8", "--epochs", "1", "--device", "cpu"]
 
 
 @pytest.fixture
-def train(tmp_path, monkeypatch, capfd):
-    """``nlbench train`` without a process of its own, in an empty folder."""
-
-    def call(*arguments):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["nlbench", "train", *arguments])
-        with pytest.raises(SystemExit) as done:
-            main()
-        out, err = capfd.readouterr()
-        return subprocess.CompletedProcess(sys.argv, done.value.code, out, err)
-
-    return call
+def train(run_command):
+    return partial(run_command, "train")
 
 
 def test_each_seed_gets_a_checkpoint(train, tmp_path):

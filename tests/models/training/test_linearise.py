@@ -125,7 +125,8 @@ def test_subjects_record_their_training(made):
 
 def test_accuracy_is_of_the_whole_test_split(tmp_path, start):
     options = (("size", 48), ("test_size", 600))
-    run = linearise(request(weights=start, omegas=(0.0,), options=options), tmp_path / "lin")
+    once = {"weights": start, "omegas": (0.0,), "changes": {**CHANGES, "epochs": 1}}
+    run = linearise(request(**once, options=options), tmp_path / "lin")
     spec = SubjectSpec("vgg8", start, "synthetic", options=options)
     subject = load_subject(spec, torch.device("cpu"))
     whole = accuracy(subject.model, "test", load_dataset("synthetic", dict(options)))

@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 from nlbench.errors import RequestError
 from nlbench.models.training.linearisation_recipes import from_start
-from nlbench.models.training.loop import read_state, train, write_state
+from nlbench.models.training.loop import read_state, train
 from nlbench.models.training.recipes import Recipe
 from nlbench.serialization.hashing import state_hash
 from nlbench.subjects.data import Dataset
@@ -160,8 +160,3 @@ def test_state_that_would_run_code_is_not_unpickled(tmp_path):
     torch.save({"format": 1, "identity": Trap()}, file)
     with pytest.raises(RequestError):
         read_state(file, {})
-
-
-def test_a_state_comes_back_as_it_was_written(tmp_path):
-    write_state(tmp_path / "state", {"seed": 1}, {"weights": torch.arange(3)})
-    assert read_state(tmp_path / "state", {"seed": 1})["weights"].tolist() == [0, 1, 2]

@@ -58,10 +58,6 @@ def test_broken_command_is_named_and_hides_no_other(small, monkeypatch, capsys, 
     assert "the core's" in CliRunner().invoke(small, ["run"]).output
 
 
-def test_train_and_linearize_are_plugin_commands():
-    assert {"train", "linearize"} <= {command.name for command in app.registered_commands}
-
-
 def test_thread_that_plugin_left_does_not_keep_process():
     code = (
         "import atexit, sys, threading, time; from nlbench.cli import main\n"

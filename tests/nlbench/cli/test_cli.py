@@ -15,7 +15,6 @@ from hostile import write_plugin
 import nlbench
 from nlbench import registry, runner
 from nlbench.cli import app
-from nlbench.cli.app import main
 from nlbench.cli.common import file_stem, numbered
 
 NLBENCH = Path(sys.executable).with_name("nlbench")
@@ -31,21 +30,6 @@ def nlbench_run(*arguments, cwd, env=None):
         text=True,
         stdin=subprocess.DEVNULL,
     )
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch, capfd):
-    """The command line without a process of its own, in an empty folder."""
-
-    def call(*arguments):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["nlbench", *map(str, arguments)])
-        with pytest.raises(SystemExit) as done:
-            main()
-        out, err = capfd.readouterr()
-        return subprocess.CompletedProcess(sys.argv, done.value.code, out, err)
-
-    return call
 
 
 def assert_one_line(done, status):
@@ -93,31 +77,31 @@ def test_finished_run_is_taken_up_again_without_measuring(first):
     assert {p: p.stat().st_mtime_ns for p in (folder / "runs/first/cells").iterdir()} == before
 
 
-def test_request_file_replays_and_dry_run_only_counts(first, here):
+def test_request_file_replays_and_dry_run_only_counts(first, run_command):
     folder, _ = first
     file = folder / "runs/first/request.toml"
-    done = here("run", "--config", file, "--out", folder / "runs/first", "--dry-run")
+    done = run_command("run", "--config", file, "--out", folder / "runs/first", "--dry-run")
     assert done.stdout.startswith("3 cells on cpu: 0 new, 3 recorded, 0 unmeasurable\n")
-    done = here("run", "--config", file, "--seeds", "1", "--out", "new", "--dry-run")
+    done = run_command("run", "--config", file, "--seeds", "1", "--out", "new", "--dry-run")
     assert done.stdout.startswith("3 cells on cpu: 3 new, 0 recorded, 0 unmeasurable\n")
     assert not (folder / "new").exists()
 
 
-def test_report_writes_one_page_for_several_runs(first, here, tmp_path):
+def test_report_writes_one_page_for_several_runs(first, run_command, tmp_path):
     folder, _ = first
     run = folder / "runs" / "first"
-    done = here("report", run, run, "-o", "out.html")
+    done = run_command("report", run, run, "-o", "out.html")
     assert done.returncode == 0, done.stderr
     assert "vgg8" in (tmp_path / "out.html").read_text(encoding="utf-8")
 
 
-def test_show_prints_a_measure_and_a_manifest(first, here):
+def test_show_prints_a_measure_and_a_manifest(first, run_command):
     folder, _ = first
-    shown = here("show", "affinity").stdout
+    shown = run_command("show", "affinity").stdout
     for part in ("bounds    -inf", "affinity.shrinkage = ledoit-wolf", "sites.reduction", "CVPR"):
         assert part in shown
-    assert here("show", "affinity", "--cite").stdout.startswith("@")
-    manifest = json.loads(here("show", folder / "runs/first", "--json").stdout)
+    assert run_command("show", "affinity", "--cite").stdout.startswith("@")
+    manifest = json.loads(run_command("show", folder / "runs/first", "--json").stdout)
     assert manifest["cells"] == {"ok": 3}
 
 
@@ -130,43 +114,43 @@ def test_show_prints_a_measure_and_a_manifest(first, here):
         ("from-start", ["(recipe)", "setting   omega = 0.003", "Nonlinear Advantage"]),
     ],
 )
-def test_show_prints_models_datasets_and_recipes(name, parts, here):
-    shown = here("show", name).stdout
+def test_show_prints_models_datasets_and_recipes(name, parts, run_command):
+    shown = run_command("show", name).stdout
     assert [part for part in parts if part not in shown] == []
 
 
-def test_show_cites_a_model(here):
-    assert "Deep Residual Learning" in here("show", "resnet20", "--cite").stdout
+def test_show_cites_a_model(run_command):
+    assert "Deep Residual Learning" in run_command("show", "resnet20", "--cite").stdout
 
 
-def test_show_suggests_sources_for_unknown_names(here):
-    said = assert_one_line(here("show", "synthetic", "--cite"), 2)
+def test_show_suggests_sources_for_unknown_names(run_command):
+    said = assert_one_line(run_command("show", "synthetic", "--cite"), 2)
     assert said == "nlbench: dataset 'synthetic' has no source"
 
 
 @pytest.mark.parametrize("name", ["mine", "runs/mine"])
-def test_show_refuses_a_folder_without_a_run(name, here, tmp_path):
+def test_show_refuses_a_folder_without_a_run(name, run_command, tmp_path):
     (tmp_path / name).mkdir(parents=True)
-    said = assert_one_line(here("show", name), 2)
+    said = assert_one_line(run_command("show", name), 2)
     assert said == f"nlbench: {name} is not a run: it has no manifest.json"
 
 
-def test_show_searches_all_groups_for_unknown_members(here):
-    said = assert_one_line(here("show", "tochvision/resnet18"), 2)
+def test_show_searches_all_groups_for_unknown_members(run_command):
+    said = assert_one_line(run_command("show", "tochvision/resnet18"), 2)
     assert "there is no measure, model, dataset or recipe 'tochvision/resnet18'" in said
 
 
 @pytest.mark.parametrize("what", ["measures", "models", "datasets", "studies", "recipes"])
-def test_lists_are_tables_and_json(what, here):
-    assert here("list", what).returncode == 0
-    rows = json.loads(here("list", what, "--json").stdout)
+def test_lists_are_tables_and_json(what, run_command):
+    assert run_command("list", what).returncode == 0
+    rows = json.loads(run_command("list", what, "--json").stdout)
     assert isinstance(rows, list)
     if what == "measures":
         assert {"name", "description", "larger", "probe", "cost", "from"} == set(rows[0])
 
 
-def test_the_sites_of_a_model_are_listed(here):
-    rows = json.loads(here("list", "sites", "--model", "vgg8", "--json").stdout)
+def test_the_sites_of_a_model_are_listed(run_command):
+    rows = json.loads(run_command("list", "sites", "--model", "vgg8", "--json").stdout)
     assert [row["site"] for row in rows][:2] == ["features.1", "features.3"]
     assert len(rows) == 7
 
@@ -208,8 +192,8 @@ BAD_INPUTS = [
 
 
 @pytest.mark.parametrize(("command", "says"), BAD_INPUTS)
-def test_bad_input_is_one_line_and_status_2(here, tmp_path, command, says):
-    line = assert_one_line(here(*command.split()), 2)
+def test_bad_input_is_one_line_and_status_2(run_command, tmp_path, command, says):
+    line = assert_one_line(run_command(*command.split()), 2)
     assert says in line
     # Not in the words of a library.
     assert "Input should" not in line
@@ -237,9 +221,9 @@ def test_closed_output_ends_quietly_with_status_141(command, first):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_sigpipe_stays_ignored(here):
+def test_sigpipe_stays_ignored(run_command):
     before = signal.getsignal(signal.SIGPIPE)
-    assert here("--version").returncode == 0
+    assert run_command("--version").returncode == 0
     assert signal.getsignal(signal.SIGPIPE) is before is signal.SIG_IGN
 
 
@@ -252,14 +236,14 @@ def test_ascii_terminal_gets_its_leaderboard(tmp_path):
     assert "vgg8" in done.stdout
 
 
-def test_training_writes_a_checkpoint_that_a_run_takes(here, tmp_path):
-    done = here(
+def test_training_writes_a_checkpoint_that_a_run_takes(run_command, tmp_path):
+    done = run_command(
         "train", "--model", "vgg8", "--epochs", "1", "--label-noise", "0.4", "--out",
         "w/noisy.safetensors",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     options = ("--measures", "r2", "--samples", "32", "--no-report")
-    done = here("run", *options, "--weights", "w/noisy.safetensors", "--out", "r")
+    done = run_command("run", *options, "--weights", "w/noisy.safetensors", "--out", "r")
     assert done.returncode == 0, done.stderr
     (subject,) = nlbench.load_run(tmp_path / "r").manifest["subjects"]
     assert subject["weights"] == "noisy.safetensors"
@@ -267,14 +251,14 @@ def test_training_writes_a_checkpoint_that_a_run_takes(here, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_sigterm_before_the_run_is_an_interruption(here, monkeypatch, number):
+def test_sigterm_before_the_run_is_an_interruption(run_command, monkeypatch, number):
     def interrupted(group, names):
         # More than once, as a terminal's group or a scheduler asks.
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), number)
 
     monkeypatch.setattr(registry, "expand", interrupted)
-    assert assert_one_line(here("run", "--model", "vgg8"), 130) == "nlbench: interrupted"
+    assert assert_one_line(run_command("run", "--model", "vgg8"), 130) == "nlbench: interrupted"
 
 
 END = (
@@ -295,7 +279,9 @@ def test_signal_after_the_last_line_is_ignored(number):
 
 
 @pytest.mark.parametrize("is_swallowed", [False, True])
-def test_an_interruption_of_the_page_is_status_130(here, tmp_path, monkeypatch, is_swallowed):
+def test_an_interruption_of_the_page_is_status_130(
+    run_command, tmp_path, monkeypatch, is_swallowed
+):
     from nlbench.reports import page
 
     def interrupted(run):
@@ -307,7 +293,9 @@ def test_an_interruption_of_the_page_is_status_130(here, tmp_path, monkeypatch, 
         return "<html></html>"
 
     monkeypatch.setattr(page, "render_page", interrupted)
-    done = here("run", "--measures", "r2", "--data", "digits", "--samples", "32", "--out", "r")
+    done = run_command(
+        "run", "--measures", "r2", "--data", "digits", "--samples", "32", "--out", "r"
+    )
     assert done.returncode == 130, done.stderr
     assert "nlbench: interrupted; finished cells are in r" in done.stderr
     (record,) = nlbench.load_run(tmp_path / "r").records
@@ -355,12 +343,12 @@ def test_an_interruption_of_a_destructor_is_one_line(tmp_path, is_interrupted):
         assert "ValueError: of the destructor" in done.stderr
 
 
-def test_interruption_while_planning_names_no_folder(here, monkeypatch):
+def test_interruption_while_planning_names_no_folder(run_command, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner, "run", interrupted)
-    said = here("run", "--out", "r")
+    said = run_command("run", "--out", "r")
     assert said.returncode == 130
     assert said.stderr.splitlines()[0] == "nlbench: interrupted; nothing measured yet"
 
@@ -387,10 +375,10 @@ def test_interruption_keeps_cells_and_prints_the_command(tmp_path):
     assert run.records[0].result.status == "ok"
 
 
-def test_version_is_printed(here):
+def test_version_is_printed(run_command):
     from importlib.metadata import version
 
-    done = here("--version")
+    done = run_command("--version")
     assert (done.returncode, done.stdout) == (0, f"nlbench {version('nlbench')}\n")
 
 
@@ -424,8 +412,8 @@ def test_names_are_completed_in_the_shell(tmp_path):
     assert dict(zip(completed, said, strict=True)) == completed, done.stderr
 
 
-def test_names_as_people_type_them_are_understood(here, tmp_path):
-    done = here(
+def test_names_as_people_type_them_are_understood(run_command, tmp_path):
+    done = run_command(
         "run", "--measure", "r2", "--models", "vgg8", "--dataset", "digits", "--seed", "0-2,1",
         "--samples", "8", "--out", ".", "--dry-run",
     )  # fmt: skip
@@ -434,18 +422,18 @@ def test_names_as_people_type_them_are_understood(here, tmp_path):
     assert f"run {tmp_path}\n" in done.stdout
 
 
-def test_folder_one_is_in_can_be_the_runs(here, tmp_path):
+def test_folder_one_is_in_can_be_the_runs(run_command, tmp_path):
     arguments = ("run", "--measures", "r2", "--samples", "8", "--out", ".", "--no-report")
-    done = here(*arguments)
+    done = run_command(*arguments)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "manifest.json").is_file()
     (tmp_path / "notes.txt").touch()
     (tmp_path / "manifest.json").unlink()
-    assert "is not a run" in assert_one_line(here(*arguments), 2)
+    assert "is not a run" in assert_one_line(run_command(*arguments), 2)
 
 
-def test_a_dry_run_loads_no_subject(here):
-    done = here(
+def test_a_dry_run_loads_no_subject(run_command):
+    done = run_command(
         "run", "--measures", "density", "--model", "redshift-mlp", "--data", "digits",
         "--weights", "init", "--seeds", "0-1", "--dry-run",
     )  # fmt: skip
@@ -462,8 +450,8 @@ def test_interrupted_thread_start_keeps_exit_status(monkeypatch):
     assert raised.value.code == 130
 
 
-def test_a_run_without_arguments_shows_what_to_run(here):
-    line = assert_one_line(here("run"), 2)
+def test_a_run_without_arguments_shows_what_to_run(run_command):
+    line = assert_one_line(run_command("run"), 2)
     assert line.count("nlbench run --model") == 2
     assert "my_net.py:Net" in line
     assert "nlbench list models" in line
@@ -477,21 +465,21 @@ class Net(nn.Sequential):
 """
 
 
-def test_sites_of_network_in_file_are_listed(here, tmp_path):
+def test_sites_of_network_in_file_are_listed(run_command, tmp_path):
     (tmp_path / "my_net.py").write_text(OWN_NETWORK)
     command = "list sites --model my_net.py --set model."
-    result = here(*f"{command}width=6".split())
+    result = run_command(*f"{command}width=6".split())
     assert result.returncode == 0
     assert "activation  6  axis 1" in result.stdout
-    assert "no argument 'depth'" in assert_one_line(here(*f"{command}depth=6".split()), 2)
+    assert "no argument 'depth'" in assert_one_line(run_command(*f"{command}depth=6".split()), 2)
 
 
-def test_an_own_network_is_trained_and_measured(here, tmp_path):
+def test_an_own_network_is_trained_and_measured(run_command, tmp_path):
     network = OWN_NETWORK.replace("3072, width", "3072, 10 * width")
     (tmp_path / "my_net.py").write_text(network)
     subject = "--model my_net.py --set model.width=1 --progress none"
-    assert here(*f"train {subject} --out net.safetensors --epochs 1".split()).returncode == 0
-    measured = here(*f"run --measures r2 {subject} --weights net.safetensors".split())
+    assert run_command(*f"train {subject} --out net.safetensors --epochs 1".split()).returncode == 0
+    measured = run_command(*f"run --measures r2 {subject} --weights net.safetensors".split())
     assert "my_net.py:Net" in measured.stdout
 
 

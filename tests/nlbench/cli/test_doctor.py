@@ -1,23 +1,9 @@
 import json
-import sys
 
-import pytest
 from distributions import write_distribution
 from hostile import write_plugin
 
-from nlbench.cli.app import main
 from nlbench.cli.doctor import diagnose
-
-
-@pytest.fixture
-def call(monkeypatch, capfd):
-    def command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["nlbench", *map(str, arguments)])
-        with pytest.raises(SystemExit) as done:
-            main()
-        return done.value.code, capfd.readouterr().out
-
-    return command
 
 
 def test_import_errors_and_conflicts_are_broken(tmp_path, monkeypatch):
@@ -40,26 +26,25 @@ def test_missing_data_are_optional_with_a_hint(monkeypatch):
     assert found["torch"].state == "ok"
 
 
-def test_doctor_prints_json_and_fails_if_broken(call, monkeypatch, tmp_path):
+def test_doctor_prints_json_and_fails_if_broken(run_command, monkeypatch, tmp_path):
     monkeypatch.setenv("NLBENCH_DATA", str(tmp_path / "nowhere"))
-    status, out = call("doctor", "--json")
+    status, out, _ = run_command("doctor", "--json")
     states = {finding["what"]: finding["state"] for finding in json.loads(out)}
     assert states["NLBENCH_DATA"] == "broken"
     assert status == 1
 
 
-def test_manifest_is_shown_in_words_and_as_json(call, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_manifest_is_shown_in_words_and_as_json(run_command):
     options = ["--measures", "cka", "--samples", "16", "--no-report"]
-    assert call("run", *options, "--out", "one")[0] == 0
-    assert call("run", *options, "--seeds", "1", "--out", "two")[0] == 0
-    status, out = call("merge", "one", "two", "--out", "both")
+    assert run_command("run", *options, "--out", "one")[0] == 0
+    assert run_command("run", *options, "--seeds", "1", "--out", "two")[0] == 0
+    status, out, _ = run_command("merge", "one", "two", "--out", "both")
     assert status == 0
     assert "2 ok" in out
-    _, words = call("show", "both")
+    _, words, _ = run_command("show", "both")
     assert "merged       one, two" in words
     assert "precision native" in words
-    _, text = call("show", "both", "--json")
+    _, text, _ = run_command("show", "both", "--json")
     assert json.loads(text)["cells"] == {"ok": 2}
 
 

@@ -1,9 +1,8 @@
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
-
-from nlbench.cli.app import main
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from made_runs import make_run
@@ -17,14 +16,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def command(monkeypatch, capfd):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["nlbench", "figure", *map(str, arguments)])
-        with pytest.raises(SystemExit) as done:
-            main()
-        return done.value.code, *capfd.readouterr()
-
-    return call
+def command(run_command):
+    return partial(run_command, "figure")
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,8 @@ def test_builder_without_meta_support_is_built_on_cpu(monkeypatch):
 @pytest.mark.slow
 def test_traceable_families_of_torchvision():
     # Others in probes/lines/test_families.py.
-    answers = {"alexnet": "yes", "inception_v3": "yes", "mnasnet0_5": "yes", "vgg11_bn": "yes",
-               "swin_v2_t": "no"}  # fmt: skip
+    answers = {"alexnet": "yes", "densenet121": "yes", "googlenet": "yes", "mnasnet0_5": "yes",
+               "regnet_x_400mf": "yes", "vgg11_bn": "yes", "swin_v2_t": "no"}  # fmt: skip
     rows = traceability([f"torchvision/{name}" for name in answers], load_dataset("digits"))
     assert [row["traceable"] for row in rows] == list(answers.values())
 

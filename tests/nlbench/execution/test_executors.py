@@ -71,9 +71,16 @@ GONE_SECONDS = 120.0
 @pytest.fixture(scope="module")
 def started_cluster(plugin):
     distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
-    ) as cluster:
+    import dask
+
+    # Its workers are forked from a process that has imported the libraries.
+    method = {"distributed.worker.multiprocessing-method": "forkserver"}
+    with (
+        dask.config.set(method),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+        ) as cluster,
+    ):
         yield cluster
 
 

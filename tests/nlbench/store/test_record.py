@@ -6,27 +6,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_records import make_record
+from made_records import make_site_record as record
 
 from nlbench.errors import RequestError
 from nlbench.measure import Measure, Result, Value
 from nlbench.measure.replicates import standard_error
 from nlbench.store.record import Record, RecordedMeasure, reading_problem
 from nlbench.store.run import Run, load_run
-
-
-def record(measure="affinity", key="k", result=None, model="vgg8", seed=0):
-    return make_record(
-        key=key,
-        subject={"model": model, "weights": "init", "data": "digits", "seed": seed},
-        measure={"name": measure, "version": "1", "options": {}},
-        probe={"name": "sites", "options": {}},
-        machine={"device": "cpu", "dtype": "float32", "environment": {"python": "3.11"}},
-        result=result or Result.of({"a": 0.25, "b": 0.75}, n=8),
-        seconds=0.5,
-        finished="2026-01-01T00:00:00+00:00",
-    )
-
 
 text = st.text(max_size=30)
 numbers = st.floats(allow_nan=False, allow_infinity=False)

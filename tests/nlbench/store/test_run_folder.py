@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_records import make_record
+from made_records import make_site_record as record
 
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
@@ -19,19 +19,6 @@ from nlbench.store import run_folder
 from nlbench.store.manifest import Manifest, make_manifest
 from nlbench.store.run import Run, load_run, merge_runs
 from nlbench.store.run_folder import COLUMNS, RunFolder
-
-
-def record(measure="affinity", key="k", result=None, model="vgg8", seed=0):
-    return make_record(
-        key=key,
-        subject={"model": model, "weights": "init", "data": "digits", "seed": seed, "key": "s"},
-        measure={"name": measure, "version": "1", "options": {}},
-        probe={"name": "sites", "options": {}},
-        machine={"device": "cpu", "dtype": "float32", "environment": {"python": "3.11"}},
-        result=result or Result.of({"a": 0.25, "b": 0.75}, n=8),
-        seconds=0.5,
-        finished="2026-01-01T00:00:00+00:00",
-    )
 
 
 def test_table_has_documented_columns():

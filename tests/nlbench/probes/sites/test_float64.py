@@ -166,13 +166,12 @@ def test_batches_keep_values_of_small_signals():
     # Affinity is a mean over batches, which depends on their size.
     measures = [name for name in MEASURES if name != "affinity"]
     whole = values(model, images, measures, **{"sites.batch": 32})
-    for size in (5, 16):
-        parts = values(model, images, measures, **{"sites.batch": size})
-        for name in measures:
-            for value, other in zip(whole[name].values, parts[name].values, strict=True):
-                assert value.status == other.status
-                number = value.statistics.get("value", 0)
-                assert other.statistics.get("value", 0) == pytest.approx(number, rel=1e-6, abs=1e-6)
+    parts = values(model, images, measures, **{"sites.batch": 5})
+    for name in measures:
+        for value, other in zip(whole[name].values, parts[name].values, strict=True):
+            assert value.status == other.status
+            number = value.statistics.get("value", 0)
+            assert other.statistics.get("value", 0) == pytest.approx(number, rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -184,7 +183,7 @@ def test_networks_in_float32_agree_with_float64(name, options, has_statistics):
     torchvision = pytest.importorskip("torchvision")
     torch.manual_seed(0)
     model = torchvision.models.get_model(name, weights=None, **options).eval()
-    images = torch.randn(96, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     if has_statistics:
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):

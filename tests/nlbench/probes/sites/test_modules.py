@@ -35,8 +35,6 @@ def _by_kind(model: nn.Module, x: Tensor) -> dict[str, list[str]]:
 HUGGING_FACE = [
     ("GPT2", {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 64}, "h.{}", ".attn", ".mlp"),
     ("Llama", {"num_key_value_heads": 1}, "layers.{}", ".self_attn", ".mlp"),
-    ("Mistral", {"num_key_value_heads": 1}, "layers.{}", ".self_attn", ".mlp"),
-    ("Qwen2", {"num_key_value_heads": 1}, "layers.{}", ".self_attn", ".mlp"),
     ("Gemma2", {"num_key_value_heads": 1, "head_dim": 8}, "layers.{}", ".self_attn", ".mlp"),
     (
         "Mixtral",

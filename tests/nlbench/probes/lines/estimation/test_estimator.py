@@ -69,9 +69,7 @@ NETWORKS = {
     "adaptive max pooling": pooled(2, pool=lambda: nn.AdaptiveMaxPool2d(5)),
     "average pooling": pooled(3, pool=lambda: nn.AvgPool2d(2)),
     "leaky": pooled(4, nn.LeakyReLU),
-    "prelu": pooled(5, nn.PReLU),
     "relu6": pooled(6, nn.ReLU6),
-    "hardtanh": pooled(7, nn.Hardtanh),
     "softshrink": pooled(8, lambda: nn.Softshrink(0.1)),
     "hardsigmoid": pooled(9, nn.Hardsigmoid),
 }
@@ -105,7 +103,7 @@ def test_boundaries_by_site_match_the_exact_trace():
         assert estimate.contributions[site] == pytest.approx(count, abs=1.5)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     st.integers(0, 10**6),
     st.sampled_from([nn.ReLU, nn.ReLU6, nn.Hardtanh]),
@@ -123,7 +121,7 @@ def test_at_least_is_a_lower_bound(seed, act, mode, replicated):
     assert estimate.at_least >= 0.95 * trace.crossings - 2
 
 
-@settings(max_examples=7)
+@settings(max_examples=4)
 @given(networks())
 def test_contrived_ties_cost_few_boundaries(case):
     network, start, end = case
@@ -191,12 +189,12 @@ def test_pairs_are_searched_longer_among_few_crossings(seed):
     assert estimate.crossings == trace_segment(net, start, end).crossings
 
 
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(st.integers(0, 10**6), st.sampled_from([5, 20, 64]))
 def test_estimates_depend_on_neither_memory_nor_batch(seed, megabytes):
     network = mlp(seed, widths=(3, 30, 30, 2))
     generator = torch.Generator().manual_seed(seed)
-    starts, ends_ = 2 * torch.randn(2, 9, 3, generator=generator)
+    starts, ends_ = 2 * torch.randn(2, 6, 3, generator=generator)
     options = {"tolerance": 1e-3, "evaluations": 300, "dtype": torch.float64}
     pairs = list(zip(starts, ends_, strict=True))
     together = list(estimate_segments(network, pairs, memory=megabytes * 2**20, **options))
