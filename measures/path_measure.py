@@ -25,6 +25,8 @@ _DESCRIPTIONS = {
     "refined": "estimated",
 }
 _DOUBLE = torch.finfo(torch.float64).eps
+ROUNDING_OF_MEAN = 1e-9
+"""Fraction of the mean over paths below which a path's value may be rounding."""
 _SETTINGS = ("sensitivity", "resolution", "tolerance")
 
 
@@ -93,14 +95,18 @@ def _stated_error(paths: Sequence[Value]) -> str:
 
 
 def _relative_error(paths: Sequence[Value]) -> float:
-    """Return the largest stated error of a path relative to its value.
+    """Return the largest stated error of a path relative to its value, or NaN without values.
 
-    Return NaN if a value is 0 or there is none.
+    On a path where the function is affine, the value is 0 or rounding: there the error is relative
+    to the mean over paths.
     """
     pairs = _errors_and_values(paths)
-    if not pairs or any(value == 0 for _, value in pairs):
+    mean = sum(value for _, value in pairs) / len(pairs) if pairs else 0.0
+    if not mean:
         return math.nan
-    return max(error / value for error, value in pairs)
+    return max(
+        error / (value if value > ROUNDING_OF_MEAN * mean else mean) for error, value in pairs
+    )
 
 
 def _errors_and_values(paths: Sequence[Value]) -> list[tuple[float, float]]:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .span_removal import SpanRemoval
 
 CHECKPOINT = "left.safetensors"
+CURVE = "curve.csv"
 
 Criterion = Annotated[
     str,
@@ -227,8 +228,6 @@ def remove(
                 keep_relus=keep_relus,
                 **choice,
             )
-            if exports is not None:
-                exported = export_calls(result.network, exports, test.inputs[:8])
     # Another process may have written its result in the meantime.
     folder = _output_folder(out, model)
     make_folder(folder)
@@ -237,7 +236,10 @@ def remove(
         return
     metadata = {**result.metadata, "command": command}
     save_weights(folder / CHECKPOINT, result.network, metadata)
-    exported = exported and f"{export} ({exported}; reloaded by PyTorch alone)"
+    _write_csv(folder / CURVE, result.rows())
+    if exports is not None:
+        description = export_calls(result.network, exports, test.inputs[:8])
+        exported = f"{export} ({description}; reloaded by PyTorch alone)"
     share = share if keep_relus is None else "positions"
     _write_calls(folder, result, model, by, share, exported, curve, as_json)
 
@@ -295,7 +297,6 @@ def _write_calls(
 
     reports = load_reports()
     rows = result.rows()
-    _write_csv(folder / "curve.csv", rows)
     kept = f"{len(result.order) - len(result.removed)} of {len(result.order)} calls"
     removed = ", ".join(result.removed) or "none"
     page = reports.write_removal(
@@ -315,7 +316,7 @@ def _write_calls(
     lines = {
         "area under the curve,": f"by {share}: {areas}" if curve else "",
         "page": page,
-        "curve": folder / "curve.csv",
+        "curve": folder / CURVE,
         "network": f"{folder / CHECKPOINT} ({kept} and {positions} remain)",
         "export": exported,
     }

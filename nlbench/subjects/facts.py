@@ -9,6 +9,9 @@ from typing import Any
 from nlbench.options import OptionValue
 from nlbench.serialization.fields import extra_fields
 
+LABELS_LEFT_OUT = "labels that are no class indices are left out"
+"""Part of the description of samples whose labels can't be used."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectFacts:

@@ -230,7 +230,10 @@ class OwnModels(Family):
     def matches(self, pattern: str) -> Sequence[str]:
         """Return the networks of the files that a glob names, or those with a name."""
         source, name = split_reference(pattern)
-        files = sorted(glob.glob(source)) if source.endswith(".py") else []  # noqa: PTH207
+        files = []
+        if source.endswith(".py"):
+            # A path may contain brackets.
+            files = [source] if Path(source).exists() else sorted(glob.glob(source))  # noqa: PTH207
         return tuple(
             f"{file}:{each}"
             for file in files

@@ -20,6 +20,7 @@ from nlbench.introspection.model_output import output_parts
 from nlbench.introspection.random_state import RandomStream
 
 from .data import Dataset, Items
+from .facts import LABELS_LEFT_OUT
 from .inputs import LABEL_KEYS, BatchReader, dense, is_identifier
 from .samples import MAX_SAMPLE_BYTES, READ_BATCH, InMemoryItems, drawn_indices, joined
 
@@ -145,7 +146,7 @@ class _Source:
         note = self._note
         if not classes and _split(self._label, self._first)[1] is not None:
             items, _ = self._read_items(read, are_labels_ignored=True)
-            note += "; labels that are no class indices are left out"
+            note += f"; {LABELS_LEFT_OUT}"
         dataset = make_dataset(self._label, items, classes, f"as {self._label} has it{note}")
         if are_arrays or _is_array(self._first) or _is_labelled_array(self._first):
             return dataset

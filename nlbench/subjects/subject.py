@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 
-from .facts import SubjectFacts
+from .facts import LABELS_LEFT_OUT, SubjectFacts
 from .samples import Batches, DrawnBatches, batch_sizes, rebatched
 
 
@@ -56,7 +56,8 @@ class Subject:
     def labelled(self, limit: int) -> Iterable[tuple[Tensor, Any]]:
         """Return the samples as in `repeatable`, with their labels."""
         if self.labels is None:
-            raise Undefined("the samples have no labels")
+            is_left_out = LABELS_LEFT_OUT in (self.facts.preprocessing or "")
+            raise Undefined(LABELS_LEFT_OUT if is_left_out else "the samples have no labels")
         return self.repeatable(limit)
 
     def repeatable(self, limit: int) -> Iterable[tuple[Tensor, Tensor | None]]:

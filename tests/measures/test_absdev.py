@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.errors import RequestError
+from nlbench.measure import Value
 from nlbench.measures.absdev import AbsoluteDeviation, absolute_deviation, deviation_scale
-from nlbench.measures.path_measure import format_percent
+from nlbench.measures.path_measure import _relative_error, format_percent
 from nlbench.probes.lines import (
     SegmentTrace,
     TracedSegment,
@@ -261,3 +262,14 @@ def test_normalized_deviation_of_estimate_is_that_of_trace():
         expected = measured([traced], normalize).summary["value"]
         found = measured([estimated], normalize).summary["value"]
         assert found == pytest.approx(expected, rel=1e-2)
+
+
+def test_stated_error_ignores_the_relative_error_of_rounding():
+    def path(value, error):
+        return Value("path", {"value": value, "numerical_error": error})
+
+    exact = [path(1.0, 1e-3), path(2.0, 1e-3)]
+    assert _relative_error(exact) == pytest.approx(1e-3)
+    assert _relative_error([*exact, path(1e-16, 3e-16)]) == pytest.approx(1e-3)
+    assert _relative_error([*exact, path(0.0, 0.3)]) == pytest.approx(0.3)
+    assert math.isnan(_relative_error([path(0.0, 0.0)]))

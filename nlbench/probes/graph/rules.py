@@ -264,6 +264,8 @@ def _keep_places(call: ChannelCall) -> Tensor:
     "clone", "detach", "alias", "requires_grad", "data", "real", "neg", "positive"
 )  # fmt: skip
 def _convert(call: ChannelCall) -> Tensor:
+    if call.output.is_complex():
+        raise UnfollowableCall("complex numbers are not followed")
     if call.argument(0, "input").is_floating_point() and not call.output.is_floating_point():
         raise UnfollowableCall("it rounds to whole numbers")
     return call.first

@@ -97,6 +97,21 @@ def test_other_readers_prevent_a_fold(kind):
         torch.testing.assert_close(twin.state_dict()[name], tensor)
 
 
+def test_layer_before_a_residual_branch_is_not_merged():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(5, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+            self.f, self.g = affine(16), affine(16)
+
+        def forward(self, x):
+            hidden = self.f(self.a(x))
+            return self.c(hidden + self.g(self.b(hidden)))
+
+    torch.manual_seed(0)
+    check(Residual(), torch.randn(8, 5), folded=2)
+
+
 def test_plain_batch_norm_keeps_its_map():
     torch.manual_seed(0)
     check(nn.Sequential(nn.BatchNorm2d(3, affine=False), affine(3)), IMAGES, folded=0)

@@ -8,7 +8,7 @@ from torch import nn
 
 import nlbench
 from nlbench import registry
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, Undefined
 from nlbench.plan import make_plan
 from nlbench.request import ExecutionOptions, Request
 from nlbench.settings import resolve_settings
@@ -416,6 +416,8 @@ def test_items_without_classes_leave_out_labels(folder):
     sample = load_own(folder, "unknown")
     assert sample.labels is None
     assert "labels that are no class indices are left out" in sample.facts.preprocessing
+    with pytest.raises(Undefined, match="no class indices"):
+        sample.labelled(10)
 
 
 @pytest.mark.parametrize(
@@ -608,6 +610,13 @@ def test_unusable_data_are_refused(folder, text, message):
     write(folder / "my_data.py", text)
     with pytest.raises(RequestError, match=message):
         load_dataset("my_data.py:x").sample(1)
+
+
+def test_a_path_with_brackets_is_no_glob(tmp_path):
+    (tmp_path / "x[1]").mkdir()
+    file = tmp_path / "x[1]" / "net.py"
+    file.write_text("from torch import nn\nclass Net(nn.ReLU): pass\n")
+    assert registry.expand("models", [f"{file}:Net"]) == [f"{file}:Net"]
 
 
 def test_globs_of_files_name_their_networks(folder):
