@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -58,6 +60,43 @@ def _counts(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     correct = (logits.argmax(-1) == labels) & counted
     first, second = (side[..., None].flatten(1).sum(1).cpu() for side in (correct, counted))
     return first, second
+
+
+def ignore_padding(labels: Tensor, tokens: Tensor | None) -> Tensor:
+    """Return class labels (n, t, ...) with -100 where `tokens`, of shape (n, t), is False.
+
+    Examples
+    --------
+    >>> ignore_padding(torch.tensor([[2, 1]]), torch.tensor([[True, False]])).tolist()
+    [[2, -100]]
+    """
+    is_integer = not (labels.is_floating_point() or labels.is_complex())
+    if tokens is None or not is_integer or labels.dtype == torch.bool:
+        return labels
+    if labels.shape[:2] != tokens.shape:
+        return labels
+    mask = tokens.to(labels.device).reshape(*tokens.shape, *(1,) * (labels.ndim - 2))
+    return labels.long().masked_fill(~mask, IGNORED_LABEL)
+
+
+def refuse_unclear_classes(outputs: Tensor, labels: Tensor) -> None:
+    """Refuse outputs whose classes may be along the first or along the last axis of a sample.
+
+    Raises
+    ------
+    nlbench.Undefined
+        If the labels of shape (n, ...) fit outputs (n, classes, ...) and (n, ..., classes).
+    """
+    n, *positions = labels.shape
+    if not positions or outputs.ndim != labels.ndim + 1 or outputs.shape[-1] < 2:
+        return
+    if outputs.shape[:-1] == labels.shape == (n, *outputs.shape[2:]):
+        shapes = f"{tuple(outputs.shape)} for labels of shape {tuple(labels.shape)}"
+        raise Undefined(
+            f"the network's output has shape {shapes}, so its classes may be along axis 1 or the "
+            "last axis; measure another number of positions, or, if they are along the last axis, "
+            f"pass labels of shape {(*labels.shape, 1)}"
+        )
 
 
 def class_labels(logits: Tensor, labels: Tensor) -> Tensor:
@@ -117,7 +156,7 @@ class Accuracy(SampleMeasure):
     r"""Fraction of labels, one per sample or per position, that the network predicts correctly.
 
     The samples are those of the request; ``--samples 0`` uses the whole split. For a translation
-    network, the labels are the next tokens.
+    network, the labels are the next tokens. Padding is left out.
 
     Definition
     ----------
@@ -131,11 +170,12 @@ class Accuracy(SampleMeasure):
 
     Undefined
     ---------
-    Samples without integer labels; a network with one output.
+    Samples without integer labels; a network with one output, or with as many classes as positions,
+    where the axis of the classes is unclear.
 
     Cost
     ----
-    One forward pass.
+    One forward pass, or two if the outputs have positions: the second finds the padding.
 
     Limits
     ------
@@ -144,13 +184,24 @@ class Accuracy(SampleMeasure):
     """
 
     name = "accuracy"
+    # 2: padding is left out, and an unclear axis of classes is undefined.
+    version: ClassVar[str] = "2"
     probe = "outputs"
     bounds = (0.0, 1.0)
     more_means = "neither"
 
     def terms(self, observation: OutputBatch) -> tuple[Tensor, ...]:
         """Count the correct and all labels of each sample of one batch."""
-        return _counts(observation.outputs, observation.labels)
+        # Imported here, since listing measures doesn't load the probe.
+        from nlbench.probes.replacement.replacement_observation import find_tokens
+
+        outputs = observation.outputs
+        labels = observation.labels
+        refuse_unclear_classes(outputs, labels)
+        if observation.model is not None and observation.inputs is not None:
+            inputs = observation.inputs.to(outputs.device)
+            labels = ignore_padding(labels, find_tokens(observation.model, inputs, outputs))
+        return _counts(outputs, labels)
 
     def statistics(self, *terms: Tensor) -> dict[str, float]:
         """Return the accuracy over all batches."""

@@ -77,10 +77,16 @@ def states(observation: SiteBatch) -> PreparedSamples:
     """
     x, _ = observation.shared(prepare_batch)
     site = observation.site
-    n = len(x)
-    if len(site.shape) < 2 or x.shape[1] != torch.Size(site.shape).numel():
+    shape = site.shape
+    axis = site.channel_axis
+    positions, rest = divmod(x.shape[1], math.prod(shape))
+    if positions > 1 and not rest:
+        # The network folds positions into the axis of samples, so they are not in the site's shape.
+        shape = (positions, *shape)
+        axis = max(axis, 1) + 1
+    if len(shape) < 2 or x.shape[1] != math.prod(shape):
         return x
-    channels_last = x.values.reshape(n, *site.shape).movedim(site.channel_axis, -1)
+    channels_last = x.values.reshape(len(x), *shape).movedim(axis, -1)
     return PreparedSamples(channels_last.flatten(0, -2), x.rounding)
 
 
@@ -165,6 +171,7 @@ class ActivationState(PooledMeasure):
     """
 
     name: ClassVar[str] = "activation-state"
+    version: ClassVar[str] = "2"
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     more_means: ClassVar[MoreMeans] = "neither"
     options: ClassVar[Mapping[str, Option]] = {

@@ -18,9 +18,10 @@ from nlbench.options import Option
 from nlbench.probes.outputs import OutputBatch
 from nlbench.probes.replacement import ReplaceableCall
 
+from .accuracy import refuse_unclear_classes
 from .influence import block_influence
 from .statistics.sample_measure import SampleMeasure
-from .substitution import loss_change
+from .substitution import PROBABILITIES, are_probabilities, log_probabilities, loss_change
 
 SAMPLES = 64
 
@@ -77,10 +78,12 @@ class EffectiveDepth(SampleMeasure):
     Limits
     ------
     Orders are greedy, so another set of blocks may cost less. The influence is that of the first
-    batch, with its padding.
+    batch, with its padding, which has no part in the cost.
     """
 
     name: ClassVar[str] = "effective-depth"
+    # 2: padding is left out of the cost, and probabilities aren't taken for logits.
+    version: ClassVar[str] = "2"
     probe: ClassVar[str] = "outputs"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"
@@ -106,17 +109,22 @@ class EffectiveDepth(SampleMeasure):
         super().reset()
         self._orders: dict[str, list[ReplaceableCall]] = {}
         self._places = self._count = 0
+        # True if the outputs are probabilities.
+        self._probabilities = False
 
     def update(self, observation: OutputBatch) -> None:
         """Skip blocks on the samples of one batch."""
+        from nlbench.introspection.model_output import validated_outputs
+
+        assert observation.inputs is not None
         limit = int(self.settings["samples"])
-        size = len(observation.outputs)
+        size = len(validated_outputs(observation.outputs, len(observation.inputs)))
+        refuse_unclear_classes(observation.outputs, observation.labels)
         if limit:
             size = min(size, limit - self._count)
         if size <= 0:
             return
         self._count += size
-        assert observation.inputs is not None
         super().update(
             replace(
                 observation,
@@ -134,23 +142,32 @@ class EffectiveDepth(SampleMeasure):
         from nlbench.introspection.model_state import evaluation_mode
         from nlbench.probes.replacement import CallInterception
         from nlbench.probes.replacement.prefix import run_replaced
+        from nlbench.probes.replacement.replacement_observation import find_tokens
 
+        before = observation.outputs
         model = observation.model
         inputs = observation.inputs
         assert model is not None
         assert inputs is not None
-        inputs = inputs.to(observation.outputs.device)
+        inputs = inputs.to(before.device)
         with evaluation_mode(model), without_fast_path():
             if not self._orders:
                 self._find_orders(model, inputs)
+            tokens = find_tokens(model, inputs, before)
+            counted_outputs = before if tokens is None else before[tokens]
+            self._probabilities = are_probabilities(counted_outputs)
             interception = CallInterception(model)
             changes = []
             counted = torch.empty(0)
             for order in self._orders.values():
                 for count in range(1, len(order) + 1):
                     skipped = {place.end: torch.clone for place in order[:count]}
-                    outputs = validated_tensor(run_replaced(interception, inputs, skipped))
-                    change, counted = loss_change(observation.outputs, outputs, observation.labels)
+                    results = {place.end: place.result for place in order[:count]}
+                    after = validated_tensor(run_replaced(interception, inputs, skipped, results))
+                    pair = before, after
+                    if self._probabilities:
+                        pair = log_probabilities(before), log_probabilities(after)
+                    change, counted = loss_change(*pair, observation.labels, tokens)
                     changes.append(change)
         return counted, *changes
 
@@ -158,7 +175,7 @@ class EffectiveDepth(SampleMeasure):
         """Find the places that can be skipped, by influence and from the last one."""
         from nlbench.probes.replacement import CallInterception
         from nlbench.probes.replacement.fits import copy_to_rows
-        from nlbench.probes.replacement.interception import first_tensor
+        from nlbench.probes.replacement.interception import get_tensor
 
         calls = {place.call: place for place in self._find_places(model, inputs[:2])}
         influence: dict[str, float] = {}
@@ -167,7 +184,7 @@ class EffectiveDepth(SampleMeasure):
             place = calls.get(call)
             before = x.clone()
             output = compute()
-            y = first_tensor((output,))
+            y = None if place is None else get_tensor(output, place.result)
             if place is not None and y is not None and y.shape == before.shape:
                 rows = (copy_to_rows(side, place.channel_axis) for side in (before, y))
                 influence[place.name] = math.inf
@@ -227,4 +244,5 @@ class EffectiveDepth(SampleMeasure):
         result = super().compute()
         terms = [torch.cat(column) for column in zip(*self._batches, strict=True)]
         # A whole number is often the same without any group, but not for other samples.
-        return replace(result, parts=self._costs(terms), replicates=())
+        reason = PROBABILITIES if self._probabilities else result.reason
+        return replace(result, parts=self._costs(terms), replicates=(), reason=reason)

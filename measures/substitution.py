@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from nlbench.options import Option
 from nlbench.probes.replacement import ReplacedOutputs
 from nlbench.probes.replacement.replacement_probe import DEGREES, UNFITTED
 
-from .accuracy import IGNORED_LABEL, class_labels
+from .accuracy import IGNORED_LABEL, class_labels, ignore_padding, refuse_unclear_classes
 
 MIN_SAMPLES = 2
 
@@ -29,7 +29,38 @@ CHUNK_ENTRIES = (2**24, 2**17)
 """Logits compared at a time on accelerators, and on the CPU, where they fit into its cache."""
 
 
-def loss_change(outputs: Tensor, replaced: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+PROBABILITIES = "the network's outputs are probabilities, whose logarithm is taken"
+"""Remark on networks that end in a softmax."""
+
+ROUNDING_EPS = 16
+"""Largest difference of a sum of probabilities from 1, in eps of their dtype."""
+
+
+def are_probabilities(outputs: Tensor) -> bool:
+    """Return True if all rows (..., classes) are non-negative and sum to 1, within rounding.
+
+    Examples
+    --------
+    >>> logits = torch.tensor([[3.0, 1.0]])
+    >>> are_probabilities(logits), are_probabilities(logits.softmax(-1))
+    (False, True)
+    """
+    if not outputs.numel() or not bool((outputs >= 0).all()):
+        return False
+    sums = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).sum(-1)
+    return bool(((sums - 1).abs() <= ROUNDING_EPS * torch.finfo(outputs.dtype).eps).all())
+
+
+def log_probabilities(probabilities: Tensor) -> Tensor:
+    """Return logarithms, which are finite also where rounding makes a probability 0."""
+    if bool((probabilities < 0).any()):
+        raise Undefined("the network's outputs are probabilities, and negative with a map instead")
+    return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
+
+
+def loss_change(
+    outputs: Tensor, replaced: Tensor, labels: Tensor, tokens: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Compute the change in each sample's cross-entropy, in nats.
 
     Parameters
@@ -38,6 +69,8 @@ def loss_change(outputs: Tensor, replaced: Tensor, labels: Tensor) -> tuple[Tens
         Logits without and with a place replaced.
     labels : integer tensor of shape (n, ...)
         Positions with label -100 are ignored.
+    tokens : tensor of shape (n, ...), optional
+        False at positions to ignore, such as padding.
 
     Returns
     -------
@@ -53,7 +86,7 @@ def loss_change(outputs: Tensor, replaced: Tensor, labels: Tensor) -> tuple[Tens
     >>> math.isclose(change.item(), math.log(2) - math.log(4 / 3), rel_tol=1e-6)
     True
     """
-    terms = _ClassTerms.of(outputs, replaced, labels)
+    terms = _ClassTerms.of(outputs, replaced, ignore_padding(labels, tokens), tokens)
     return _per_sample(terms.loss), _per_sample(terms.counted)
 
 
@@ -198,6 +231,7 @@ class Substitution(Measure):
 
     f_s is the network with the place's output replaced by that map of its input, and ℓ the
     cross-entropy of label t; or, by ``cost``, KL(f ‖ f_s), or ‖f_s − f‖² over the variance of f.
+    Outputs that are non-negative and sum to 1 are probabilities, others logits.
 
     Units
     -----
@@ -227,8 +261,9 @@ class Substitution(Measure):
     """
 
     name: ClassVar[str] = "substitution"
-    # 2: padding is left out without labels too, and labels that are no classes are refused.
-    version: ClassVar[str] = "3"
+    # 4: outputs that are probabilities aren't taken for logits, and replaced outputs are written
+    # where the network reads them.
+    version: ClassVar[str] = "4"
     probe: ClassVar[str] = "replacement"
     bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     more_means: ClassVar[MoreMeans] = "more nonlinear"
@@ -253,6 +288,8 @@ class Substitution(Measure):
         self._terms: dict[str, dict[str, _Terms]] = {}
         self._primary = ""
         self._cost = ""
+        # True if the outputs are probabilities, False if they are logits.
+        self._probabilities: bool | None = None
         # Count, sum and sum of squares of each output; each batch is added once.
         self._moments: tuple[Tensor | float, Tensor | float, Tensor | float] = (0.0, 0.0, 0.0)
         self._shift: Tensor | None = None
@@ -266,8 +303,10 @@ class Substitution(Measure):
         """Compare the outputs of one batch with those of one map at one place."""
         outputs = observation.outputs
         replaced = observation.replaced
-        labels = observation.labels
         tokens = observation.tokens
+        labels = observation.labels
+        if labels is not None:
+            labels = ignore_padding(labels, tokens)
         counted_outputs = outputs if tokens is None else outputs[tokens]
         if not bool(torch.isfinite(counted_outputs).all()):
             raise NotFinite("the network's outputs are not finite")
@@ -293,6 +332,8 @@ class Substitution(Measure):
         if cost == "kl" and not has_probabilities:
             raise Undefined("the network has one output, and so no classes")
         if classes or cost == "kl":
+            if self._is_of_probabilities(counted_outputs):
+                outputs, replaced = map(log_probabilities, (outputs, replaced))
             changes = _ClassTerms.of(outputs, replaced, labels if classes else None, tokens)
             counted = _per_sample(changes.counted)
             if classes:
@@ -302,6 +343,15 @@ class Substitution(Measure):
                 terms.add("kl", (_per_sample(changes.kl), counted))
         if cost == "squared":
             self._add_squares(observation, terms)
+
+    def _is_of_probabilities(self, outputs: Tensor) -> bool:
+        """Return True if the outputs are probabilities in this batch, as in all others."""
+        found = are_probabilities(outputs)
+        if self._probabilities is None:
+            self._probabilities = found
+        if found != self._probabilities:
+            raise Undefined("the network's outputs are probabilities in some batches only")
+        return found
 
     def _add_squares(self, observation: ReplacedOutputs, terms: _Terms) -> None:
         outputs, replaced = (
@@ -379,7 +429,10 @@ class Substitution(Measure):
             means = first.leave_groups_out(self._cost, groups)
             replicates = combine(lambda cost, unit: cost / unit, means, scales) if means else ()
             values.append(Value(place, statistics, n, replicates=replicates))
-        return Result.of(values, n=n, notes={"cost": self._cost})
+        result = Result.of(values, n=n, notes={"cost": self._cost})
+        if self._probabilities and result.status == "ok":
+            result = replace(result, reason=PROBABILITIES)
+        return result
 
     def _degree(self, place: str, costs: Mapping[str, float]) -> dict[str, float]:
         """Return the least sufficient degree and the fraction of inputs outside the range.
@@ -421,6 +474,7 @@ def _sums_without_each(
 def _are_class_labels(outputs: Tensor, labels: Tensor, cost: str) -> bool:
     """Return True if labels are classes, and raise if the cost requires that and they aren't."""
     try:
+        refuse_unclear_classes(outputs, labels)
         class_labels(outputs, labels)
     except Undefined as error:
         if cost == "loss":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +30,12 @@ def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
     def find(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        return getattr(import_module(modules[name], package), name)
+        # A module may draw random numbers when it is imported, as rich does.
+        state = random.getstate()
+        try:
+            return getattr(import_module(modules[name], package), name)
+        finally:
+            random.setstate(state)
 
     def names() -> list[str]:
         contents = vars(sys.modules[package])

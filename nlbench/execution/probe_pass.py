@@ -27,12 +27,14 @@ from nlbench.errors import (
 )
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.batch_independence import (
+    DEPENDS_ON_BATCH,
     MAX_GROUP_SIZE,
     DependsOnOrder,
     RemembersOutputs,
     check_memory,
     depends_on_order,
     describe_outputs,
+    is_finite_among,
     other_samples,
     spread,
 )
@@ -55,6 +57,8 @@ from nlbench.progress import ProgressMonitor
 from nlbench.signals import raise_interruption
 from nlbench.subjects.samples import HEAD_SAMPLES, DrawnBatches
 from nlbench.subjects.subject import Subject
+
+from .masks import refuse_masks
 
 DEPENDS_ON = "depends_on"
 """Key in a result's notes: what the network's results depend on but their own sample."""
@@ -241,13 +245,15 @@ class Pass:
             for (measure, options, _), stream in zip(entries, streams, strict=True)
         ]
         facts: ProbeFacts
-        check = _SampleCheck(subject, resources.device, self.changes, not probe.needs_function)
+        check = _SampleCheck(subject, resources.device, self.changes, probe.needs_function)
         stream = None if isinstance(subject.stream, DrawnBatches) else subject.stream
         read = 0 if stream is None else stream.samples
         failure: tuple[Result, str] | None = None
         out_of_memory = False
         try:
             with restored_thread_state(self.changes):
+                if probe.needs_function:
+                    refuse_masks(subject)
                 if probe.runs_samples and not probe.checks_samples:
                     check()
                 facts = probe.observe(
@@ -340,16 +346,24 @@ def _forward_failure(subject: Subject, device: torch.device, changes: Changes) -
     return Result.missing("undefined", f"{reason}: {first_line(refused[1])}")
 
 
+_MORE_SAMPLES = 128
+"""Maximum number of samples that are run if the output for a few of them is not finite."""
+
+
 class _SampleCheck:
-    """Checks that outputs are a function of their own sample, of models that run on few samples."""
+    """Checks that outputs are a function of their own sample, of models that run on few samples.
+
+    Raises Undefined where results depend on the batch and the probe needs a function.
+    """
 
     def __init__(
-        self, subject: Subject, device: torch.device, changes: Changes, compares_batches: bool
+        self, subject: Subject, device: torch.device, changes: Changes, needs_function: bool
     ) -> None:
         self._subject = subject
         self._device = device
         self._changes = changes
-        self._compares_batches = compares_batches
+        self._needs_function = needs_function
+        self._is_finite = True
         # Reason why the outputs are no such function; empty if they are, or until it is checked.
         self.dependence = ""
 
@@ -372,6 +386,10 @@ class _SampleCheck:
             if reason := describe_refusal(error, self._subject.model):
                 raise RequestError(f"the inputs don't fit: {reason}") from error
             self._check_order()
+        if self._needs_function and self.dependence == DEPENDS_ON_BATCH:
+            raise Undefined(
+                f"the output: {DEPENDS_ON_BATCH}, and it is measured as a function of one sample"
+            )
 
     def _check_order(self) -> None:
         """Raise if the model takes no few samples, and the order of all of them matters."""
@@ -390,12 +408,22 @@ class _SampleCheck:
             raise DependsOnOrder
 
     def _describe(self, samples: Tensor, together: Tensor | None) -> str:
-        if self._compares_batches:
-            return describe_outputs(self._rows, samples, together)
-        return check_memory(self._rows, torch.cat([samples[:1], other_samples(samples)[0]]))
+        if self._needs_function:
+            pair = torch.cat([samples[:1], other_samples(samples)[0]])
+            dependence = check_memory(self._rows, pair)
+        else:
+            dependence = describe_outputs(self._rows, samples, together)
+        if dependence or self._is_finite:
+            return dependence
+        inputs = self._subject.inputs
+        others = inputs[:: -(-len(inputs) // _MORE_SAMPLES)].to(samples.device)
+        return DEPENDS_ON_BATCH if is_finite_among(others, self._rows, samples) else ""
 
     def _rows(self, samples: Tensor) -> Tensor:
-        return output_rows(self._subject.model(samples), len(samples))
+        rows = output_rows(self._subject.model(samples), len(samples))
+        # Small batches may have no finite results where larger ones do.
+        self._is_finite = self._is_finite and bool(rows.isfinite().all())
+        return rows
 
 
 def _annotate(result: Result, facts: ProbeFacts) -> Result:

@@ -229,7 +229,25 @@ def check_memory(rows: Callable[[Tensor], Tensor], pair: Tensor) -> str:
             "the network's output for an input depends on the inputs before it: it keeps what it "
             "computed for another input"
         )
-    return "" if follows else DEPENDS_ON_BATCH
+    # It follows its sample, but is another one among copies of it.
+    return DEPENDS_ON_BATCH
+
+
+def is_finite_among(others: Tensor, rows: Callable[[Tensor], Tensor], samples: Tensor) -> bool:
+    """Return True if results that aren't finite are finite among other samples.
+
+    Of few samples, an activation may be zero for all, so that its standard deviation is zero.
+    `rows` may modify the samples.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0], [1.0], [2.0]])
+    >>> is_finite_among(x, lambda x: x / x.std(0), x[:2]), is_finite_among(x, torch.log, -x[:2])
+    (True, False)
+    """
+    few = rows(samples.clone()).isfinite()
+    more = rows(torch.cat([samples, others]))[: len(samples)].isfinite()
+    return more.shape == few.shape and bool((more & ~few).any())
 
 
 def row_order(rows: Tensor, first_changed: Tensor, second_changed: Tensor) -> str:

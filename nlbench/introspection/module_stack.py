@@ -96,6 +96,10 @@ class CallId(NamedTuple):
     position: int | None = None
 
 
+OUTSIDE = -1
+"""Number of the call in the identity of an activation call in a hook of the model itself."""
+
+
 @dataclass
 class HandwrittenCall:
     """A running call of a module that may be a handwritten activation."""
@@ -202,6 +206,8 @@ class ModuleStack(TorchFunctionMode):
         self.stack: list[ModuleCall] = []  # running module calls, the innermost last
         # Number of calls of each module in this pass, by path.
         self.module_calls: Counter[str] = Counter()
+        # Number of activation calls outside all modules: in hooks of the model itself.
+        self._activations_outside = 0
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -275,8 +281,11 @@ class ModuleStack(TorchFunctionMode):
 
     def number_activation(self, call: FunctionCall) -> CallId | None:
         """Count an activation call and return its identity, or None for any other call."""
-        if not self.stack or not call.operation.kind or not isinstance(call.input, Tensor):
+        if not call.operation.kind or not isinstance(call.input, Tensor):
             return None
+        if not self.stack:
+            self._activations_outside += 1
+            return CallId("", OUTSIDE, self._activations_outside - 1)
         caller = self.stack[-1]
         caller.activations += 1
         return caller.id._replace(position=caller.activations - 1)

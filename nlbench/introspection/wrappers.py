@@ -234,18 +234,89 @@ def _take_off_wrappers(model: nn.Module, stack: ExitStack) -> nn.Module:
 
 
 def _inside(module: nn.Module) -> nn.Module:
-    """Return the module inside all wrappers of a module."""
+    """Return the module inside all wrappers of a module that compute nothing of their own."""
     while True:
         # Its class is not imported, since that takes seconds.
-        if type(module).__name__ == "OptimizedModule" and hasattr(module, "_orig_mod"):
+        if _full_name(type(module)) == "torch._dynamo.eval_frame.OptimizedModule":
+            if _is_changed(module):
+                return _Uncompiled(module)
             module = module._orig_mod  # type: ignore[assignment]
-        elif isinstance(module, (nn.DataParallel, DistributedDataParallel, AveragedModel)):
+        elif isinstance(module, _CALLING) and not _is_changed(module):
             module = module.module
         elif isinstance(module, fx.GraphModule) and "eval" in vars(module):
             # Made by `torch.export`: its own `eval`, an attribute, raises an error.
-            return ExportedNetwork(module)
+            return _exported(module)
         else:
             return module
+
+
+_CALLING = (nn.DataParallel, DistributedDataParallel, AveragedModel)
+"""Wrappers that call the network inside, unless a subclass or a hook does more."""
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_changed(wrapper: nn.Module) -> bool:
+    """Return True if a wrapper may compute something of its own."""
+    if wrapper._forward_hooks or wrapper._forward_pre_hooks:
+        return True
+    kind = type(wrapper)
+    # A compiled module's forward is its own attribute, also before the first call.
+    if not isinstance(wrapper, _CALLING):
+        return _own_forward(wrapper) is not None
+    original = next(each for each in _CALLING if issubclass(kind, each))
+    is_overridden = any(
+        getattr(kind, name) is not getattr(original, name) for name in ("forward", "__call__")
+    )
+    return is_overridden or "forward" in vars(wrapper)
+
+
+def _own_forward(compiled: nn.Module) -> Any:
+    """Return the function that replaces a compiled module's forward; None if there is none."""
+    forward = vars(compiled).get("forward")
+    is_of_pytorch = hasattr(forward, "_torchdynamo_orig_callable") or (
+        getattr(forward, "__self__", None) is compiled
+    )
+    is_of_pytorch = is_of_pytorch or type(forward).__module__.startswith("torch.")
+    return None if is_of_pytorch else forward
+
+
+class _Uncompiled(nn.Module):
+    """Stands for a compiled module with hooks or a forward of its own, which copies would lose."""
+
+    def __init__(self, compiled: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = _inside(compiled._orig_mod)  # type: ignore[arg-type]
+        self.training = compiled.training
+        for name in _HOOKS:
+            vars(self)[name] = vars(compiled)[name].copy()
+        if (forward := _own_forward(compiled)) is not None:
+            vars(self)["forward"] = forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module that was compiled."""
+        return self._orig_mod(*args, **kwargs)
+
+
+def _exported(program: fx.GraphModule) -> ExportedNetwork:
+    """Return an exported program as a network, with the hooks that PyTorch has not added."""
+    network = ExportedNetwork(program)
+    for name in _HOOKS:
+        vars(network)[name] = vars(program)[name].copy()
+    for hooks in (network._forward_hooks, network._forward_pre_hooks):
+        for key, hook in list(hooks.items()):
+            if str(getattr(hook, "__module__", "")).startswith("torch."):
+                del hooks[key]
+    return network
 
 
 def _take_off_compiled_calls(module: nn.Module, stack: ExitStack) -> None:

@@ -72,6 +72,24 @@ def test_positions_are_samples_of_their_channel_if_flattened(last):
     assert abs(value("flatten") - by_mean) > 0.01
 
 
+def test_folded_positions_are_samples_of_their_channel():
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 4)
+    x = torch.randn(24, 5, 6)
+
+    class Folded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.act, self.end = layer, nn.ReLU(), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.end(self.act(self.layer(x.reshape(-1, 6)))).view(len(x), -1, 3).mean(1)
+
+    run = nlbench.evaluate(Folded(), x, "activation-state", settings={"sites.reduction": "flatten"})
+    expected = state_entropy(layer(x).detach().flatten(0, 1)).mean().item()
+    assert run["activation-state"].summary["value"] == pytest.approx(expected, abs=1e-9)
+
+
 def test_single_sample_is_undefined():
     with pytest.raises(Undefined, match="n = 1"):
         state_entropy(torch.ones(1, 3))

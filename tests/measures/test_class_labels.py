@@ -56,3 +56,21 @@ def test_float_labels_are_classes_if_they_are_indices(labels):
     run = nlbench.evaluate(model, torch.randn(12, 4), ["substitution"], labels=labels.float())
     is_index = bool((labels == labels.round()).all())
     assert run["substitution"].status == ("undefined" if is_index else "ok")
+
+
+class Positions(nn.Module):
+    """A network with as many classes as positions."""
+
+    def forward(self, x):
+        return x.relu()[:, None] + torch.eye(x.shape[1])
+
+
+@pytest.mark.parametrize("measure", ["accuracy", "substitution", "effective-depth"])
+def test_an_unclear_axis_of_classes_is_undefined(measure):
+    x, labels = torch.randn(12, 4), torch.arange(48).reshape(12, 4) % 4
+    model = nn.Sequential(nn.Linear(4, 4), Positions())
+    result = nlbench.evaluate(model, x, [measure], labels=labels)[measure]
+    assert result.status == "undefined"
+    assert "may be along axis 1 or the last" in result.reason
+    result = nlbench.evaluate(model, x, [measure], labels=labels[..., None])[measure]
+    assert result.status == "ok", result.reason

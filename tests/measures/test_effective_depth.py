@@ -149,3 +149,48 @@ def test_blocks_that_cannot_be_skipped_leave_depth_undefined():
     result = measure(Reordering([Block(strength) for strength in (1.0, 0.0, 1.0)]))
     assert result.status == "undefined"
     assert "layers.1" in result.reason
+
+
+def test_outputs_without_samples_are_undefined():
+    class Total(Decoder):
+        def forward(self, tokens):
+            return super().forward(tokens).sum()
+
+    model = Total([Block(1.0), Block(1.0)])
+    labels = torch.zeros(40, LENGTH).long()
+    run = nlbench.evaluate(model, data(decoder(1.0))[0], ["effective-depth"], labels=labels)
+    assert run["effective-depth"].status == "undefined"
+    assert "returns shape ()" in run["effective-depth"].reason
+
+
+class Masked(Decoder):
+    def forward(self, tokens, attention_mask):
+        return super().forward(tokens)
+
+
+def test_padding_has_no_part_in_the_cost():
+    model = decoder(0.5, 2.0)
+    tokens, labels = data(model)
+    masked = Masked([Block(0.5), Block(2.0)])
+    masked.load_state_dict(model.state_dict())
+    mask = torch.arange(LENGTH) < torch.arange(40)[:, None] % 4 + 2
+    results = []
+    for label in (0, 3, -100):
+        filled = torch.where(mask, labels, label)
+        inputs = tokens, mask
+        run = nlbench.evaluate(masked, inputs, ["effective-depth"], labels=filled)
+        results.append(run["effective-depth"].parts)
+    assert results[0] == results[1] == results[2]
+
+
+def test_depth_of_probabilities_is_that_of_logits():
+    class Probabilities(Decoder):
+        def forward(self, tokens):
+            return super().forward(tokens).softmax(-1)
+
+    model = decoder(0.5, 2.0)
+    probabilities = Probabilities([Block(0.5), Block(2.0)])
+    probabilities.load_state_dict(model.state_dict())
+    expected, found = (measure(each) for each in (model, probabilities))
+    assert found.parts["last"] == pytest.approx(expected.parts["last"], abs=1e-5)
+    assert "probabilities" in found.reason

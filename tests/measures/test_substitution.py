@@ -298,3 +298,15 @@ def test_inference_mode_inside_changes_no_cost():
     scores = [nlbench.evaluate(net, x, ["substitution"]) for net in (Small(), Inference())]
     values = [run["substitution"].summary for run in scores]
     assert values[1] == pytest.approx(values[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_costs_of_probabilities_are_those_of_logits(labelled):
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), draw(40, 4)
+    labels = torch.arange(40) % 3 if labelled else None
+    expected = places(model, inputs, labels)["1"]
+    found = places(nn.Sequential(*model, nn.Softmax(-1)), inputs, labels)["1"]
+    assert found == pytest.approx(expected, abs=1e-5)
+    run = nlbench.evaluate(nn.Sequential(*model, nn.Softmax(-1)), inputs, ["substitution"])
+    assert "probabilities" in run["substitution"].reason

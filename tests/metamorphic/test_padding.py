@@ -8,7 +8,7 @@ from torch import nn
 
 import nlbench
 from nlbench import Undefined
-from nlbench.probes.sites.rows import PositionSelector
+from nlbench.probes.sites.rows import PositionSelector, _mask_of_lengths
 from nlbench.probes.sites.sites_probe import RowPolicy
 from nlbench.registry import expand, load
 
@@ -460,3 +460,244 @@ def test_a_mask_of_other_samples_is_undefined(shape):
     for result in scores_with_mask(mask):
         assert result.status == "undefined"
         assert "attention_mask" in result.reason
+
+
+class Pooled(nn.Module):
+    """Averages tokens, whose padding it leaves out by itself."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.act, self.last = nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)
+
+    def pool(self, x, is_token):
+        weights = is_token[..., None].to(x.dtype)
+        h = self.act(self.first(x)) * weights
+        return self.last(h.sum(1) / weights.sum(1).clamp(min=1))
+
+    def forward(self, x, attention_mask):
+        return self.pool(x, attention_mask)
+
+
+class TwoMasks(Pooled):
+    def forward(self, x, attention_mask, key_padding_mask):
+        allowed = attention_mask.any(1) if attention_mask.ndim == 3 else attention_mask.bool()
+        return self.pool(x, allowed & ~key_padding_mask)
+
+
+class WithLengths(Pooled):
+    def forward(self, x, lengths, attention_mask=None):
+        is_token = torch.arange(x.shape[1]) < lengths.reshape(-1, 1)
+        return self.pool(x, is_token if attention_mask is None else is_token & attention_mask)
+
+
+class OfMapping(Pooled):
+    def forward(self, batch):
+        return self.pool(batch["x"], batch["attention_mask"])
+
+
+class NoSubmodules(nn.Module):
+    def __init__(self):
+        super().__init__()
+        reference = Pooled()
+        for name in ("first", "last"):
+            self.register_parameter(name, getattr(reference, name).weight)
+            self.register_parameter(f"{name}_bias", getattr(reference, name).bias)
+
+    def forward(self, x, attention_mask):
+        weights = attention_mask[..., None].to(x.dtype)
+        h = nn.functional.gelu(nn.functional.linear(x, self.first, self.first_bias)) * weights
+        return nn.functional.linear(h.sum(1) / weights.sum(1), self.last, self.last_bias)
+
+
+def replaced():
+    """Return a network whose forward method is replaced by one of any arguments."""
+    model = Pooled()
+    forward = model.forward
+    model.forward = lambda *args: forward(*args)
+    return model
+
+
+def pooled_scores(model, inputs):
+    run = nlbench.evaluate(model, inputs, ["norm", "affinity"], errors="none")
+    assert all(record.result.status == "ok" for record in run.records)
+    return [record.result.summary["value"] for record in run.records]
+
+
+ONES = torch.ones(16, 6).bool()
+WAYS_TO_MASK = {
+    "pairs and keys": (TwoMasks, lambda x, m: (x, torch.ones(16, 6, 6).bool(), ~m)),
+    "two parts": (
+        TwoMasks,
+        lambda x, m: (x, m | (torch.arange(6) < 3), ~(m | (ONES.cumsum(1) > 3))),
+    ),
+    "ones and lengths": (WithLengths, lambda x, m: (x, m.sum(1), ONES)),
+    "lengths (n, 1)": (WithLengths, lambda x, m: (x, m.sum(1, keepdim=True))),
+    "floats": (WithLengths, lambda x, m: (x, m.sum(1).to(x.dtype))),
+    "mapping": (OfMapping, lambda x, m: {"x": x, "attention_mask": m}),
+    "replaced": (replaced, lambda x, m: (x, m)),
+    "no submodules": (NoSubmodules, lambda x, m: (x, m)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_MASK)
+def test_padding_is_left_out_however_masks_arrive(way):
+    model, arguments = WAYS_TO_MASK[way]
+    expected = pooled_scores(Pooled(), ragged_batch(0.0))
+    assert pooled_scores(model(), arguments(*ragged_batch(5.0))) == pytest.approx(expected)
+
+
+def test_fractions_are_no_lengths():
+    x = torch.zeros(2, 6, 3)
+    for lengths in ([0.5, 1.0], [1.0, 1.0], [2.5, 6.0], [-1.0, 6.0], [math.nan, 6.0]):
+        assert _mask_of_lengths(torch.tensor(lengths), [x], 2) is None
+
+
+@pytest.mark.parametrize("form", ["attention_mask", "lengths"])
+def test_a_sample_without_tokens_gives_no_mean(form):
+    x, mask = ragged_batch(0.0)
+    mask[5] = False
+    model, second = (Pooled(), mask) if form == "attention_mask" else (WithLengths(), mask.sum(1))
+    names = ["affinity", "sparsity", "r2", "norm"]
+    run = nlbench.evaluate(model, (x, second), names, errors="none")
+    for record in run.records:
+        assert record.result.status == "undefined"
+        assert "a sample without tokens has no mean (1 of 16" in record.result.reason
+
+
+@pytest.mark.parametrize("form", ["attention_mask", "lengths"])
+def test_a_sample_without_tokens_has_no_rows(form):
+    scores = []
+    for filler in (0.0, 5.0):
+        x, mask = ragged_batch(filler)
+        mask[5] = False
+        x[5] = filler
+        is_mask = form == "attention_mask"
+        model, second = (Pooled(), mask) if is_mask else (WithLengths(), mask.sum(1))
+        settings = {"sites.rows": "tokens"}
+        run = nlbench.evaluate(model, (x, second), ["affinity", "norm"], settings=settings)
+        scores.append([record.result.summary["value"] for record in run.records])
+    assert scores[0] == pytest.approx(scores[1])
+
+
+def test_batches_without_tokens_are_not_unmasked():
+    selector = PositionSelector(RowPolicy())
+    selector.begin(0, 2)
+    x = torch.zeros(2, 3, 4)
+    for name, value in (
+        ("attention_mask", torch.zeros(2, 3).bool()),
+        ("key_padding_mask", torch.ones(2, 3)),
+        ("lengths", torch.zeros(2).long()),
+    ):
+        mask = selector._mask({name: 1}, (x, value), {}, is_model=True)
+        assert mask is not None, name
+        assert not mask.any(), name
+
+
+class TokenMask(Pooled):
+    def forward(self, x, token_mask):
+        return self.pool(x, token_mask)
+
+
+class AttnMask(Pooled):
+    def forward(self, x, attn_mask):
+        return self.pool(x, attn_mask)
+
+
+class UnknownEntry(Pooled):
+    def forward(self, batch):
+        return self.pool(batch["x"], batch["valid"])
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [(TokenMask, "token_mask"), (AttnMask, "attn_mask"), (UnknownEntry, "valid")]
+)
+def test_a_mask_of_unknown_name_is_remarked(model, name):
+    x, mask = ragged_batch(0.0)
+    for value in (mask, mask.long(), mask.to(x.dtype)):
+        inputs = {"x": x, name: value} if model is UnknownEntry else (x, value)
+        reason = nlbench.evaluate(model(), inputs, ["norm"])["norm"].reason
+        assert f"'{name}' may be a padding mask" in reason
+        assert "attention_mask" in reason
+
+
+def test_arguments_of_two_values_need_no_remark():
+    class Typed(Pooled):
+        def forward(self, x, attention_mask, token_type_ids, is_question):
+            offset = (token_type_ids + is_question)[..., None].to(x.dtype)
+            return self.pool(x + offset, attention_mask)
+
+    x, mask = ragged_batch(0.0)
+    types = (torch.arange(6) > 1).expand(16, 6).long()
+    flags = types.flip(1).bool()
+    assert "mask" not in nlbench.evaluate(Typed(), (x, mask, types, flags), ["norm"])["norm"].reason
+    full = (x, ONES, types, types[:, :1].bool())
+    assert "mask" not in nlbench.evaluate(Typed(), full, ["norm"])["norm"].reason
+
+
+class TwoSequences(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        options = {"batch_first": True, "dropout": 0}
+        layer = nn.TransformerEncoderLayer(4, 2, 8, **options)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(4, 2, 8, **options), 1)
+
+    def forward(self, src, tgt, src_key_padding_mask):
+        memory = self.encoder(src, src_key_padding_mask=src_key_padding_mask)
+        out = self.decoder(tgt, memory, memory_key_padding_mask=src_key_padding_mask)
+        return out.mean(1)
+
+
+def test_a_mask_of_one_sequence_leaves_the_other():
+    tgt = torch.randn(16, 6, 4, generator=torch.Generator().manual_seed(1))
+    scores = []
+    for filler in (0.0, 5.0):
+        x, mask = ragged_batch(filler)
+        result = nlbench.evaluate(TwoSequences(), (x, tgt, ~mask), ["norm"])["norm"]
+        assert "'src_key_padding_mask' is only applied in the modules" in result.reason
+        scores.append(result.summary["value"])
+    assert scores[0] == pytest.approx(scores[1], rel=1e-5)
+    rows = []
+    model = TwoSequences().eval()
+    model.decoder.layers[0].linear1.register_forward_hook(lambda m, a, out: rows.append(out))
+    with torch.no_grad():
+        model(x, tgt, ~mask)
+    before, after = rows[0].mean(1), rows[0].relu().mean(1)
+    expected = (before - after).norm() / before.norm()
+    (value,) = [v for v in result.values if v.place.startswith("decoder")]
+    assert value.statistics["value"] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_mask_of_targets_leaves_the_sources():
+    class TargetsMasked(TwoSequences):
+        def forward(self, src, tgt, tgt_key_padding_mask):
+            out = self.decoder(tgt, self.encoder(src), tgt_key_padding_mask=tgt_key_padding_mask)
+            weights = (~tgt_key_padding_mask)[..., None].to(out.dtype)
+            return (out * weights).sum(1) / weights.sum(1)
+
+    src = torch.randn(16, 6, 4, generator=torch.Generator().manual_seed(1))
+    scores = []
+    for filler in (0.0, 5.0):
+        x, mask = ragged_batch(filler)
+        result = nlbench.evaluate(TargetsMasked(), (src, x, ~mask), ["norm"])["norm"]
+        assert "'tgt_key_padding_mask' is only applied in the modules" in result.reason
+        scores.append([value.statistics["value"] for value in result.values])
+    assert scores[0] == pytest.approx(scores[1], rel=1e-5)
+    model = TargetsMasked().encoder
+    unmasked = nlbench.evaluate(model, src, ["norm"])["norm"].values[0].statistics["value"]
+    assert scores[0][0] == pytest.approx(unmasked, rel=1e-5)
+
+
+def test_padding_is_left_out_of_pairs():
+    class Pairs(Pooled):
+        def forward(self, x, attention_mask):
+            pairs = (x[:, :, None] + x[:, None]).flatten(1, 2)
+            h = self.act(self.first(pairs).unflatten(1, (6, 6))).flatten(1, 2)
+            mask = attention_mask.to(x.dtype)
+            weights = (mask[:, :, None] * mask[:, None]).flatten(1)[..., None]
+            return self.last((h * weights).sum(1) / weights.sum(1))
+
+    scores = [pooled_scores(Pairs(), ragged_batch(filler)) for filler in (0.0, 5.0)]
+    assert scores[0] == pytest.approx(scores[1])

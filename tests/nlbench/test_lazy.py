@@ -1,5 +1,7 @@
 import gc
+import random
 import sys
+from importlib import import_module
 from types import ModuleType
 
 import pytest
@@ -27,3 +29,20 @@ def test_objects_of_triton_are_freed_at_exit(unfrozen, monkeypatch):
     with fast_imports():
         pass
     assert not gc.get_freeze_count()
+
+
+def test_an_import_leaves_the_random_state(tmp_path, monkeypatch):
+    package = tmp_path / "drawing_package"
+    package.mkdir()
+    package.joinpath("__init__.py").write_text(
+        "from typing import TYPE_CHECKING\n"
+        "from nlbench.lazy import lazy_imports\n"
+        "if TYPE_CHECKING:\n"
+        "    from .drawing import DRAWN as DRAWN\n"
+        "__getattr__, __dir__, __all__ = lazy_imports(__name__)\n"
+    )
+    package.joinpath("drawing.py").write_text("import random\nDRAWN = random.random()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = random.getstate()
+    assert import_module("drawing_package").DRAWN
+    assert random.getstate() == before

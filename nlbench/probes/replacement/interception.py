@@ -8,7 +8,7 @@ modules come from a cache.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,9 @@ from nlbench.errors import Undefined
 from nlbench.introspection.axes import batch_first, softmax_axis
 from nlbench.introspection.function_calls import FunctionCall, is_transformed, tensors_in
 from nlbench.introspection.module_stack import CallId, ModuleCall, ModuleStack
+from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.parsers import unique
-from nlbench.probes.sites.modules import REORDERED
+from nlbench.probes.sites.modules import REORDERED, find_places, replace_entry
 from nlbench.probes.sites.rows import unfold_rows
 from nlbench.probes.sites.site import SiteBatch
 from nlbench.probes.sites.sites_observation import observe_sites
@@ -41,6 +42,8 @@ class ReplaceableCall:
     batch_axis: int | None = 0
     # contiguous or interleaved: order of the rows where the batch axis also holds positions.
     row_order: str = ""
+    # Position or key of the output in what the call returns; None if it is the first tensor.
+    result: int | str | None = None
 
     def split_by_sample(self, tensor: Tensor, samples: int) -> tuple[Tensor, int]:
         """Return a tensor (n, ...) of the samples, where they are known, and its channel axis."""
@@ -105,7 +108,19 @@ class CallInterception(ModuleStack):
         identity = self.number_activation(call)
         if identity is None:
             return call.run()
-        return self._around(identity, activation_input(call), call.run)
+        written: list[Tensor] = []
+
+        def compute() -> Any:
+            output = call.run()
+            # The network may read what the call has written, rather than what it returns.
+            if isinstance(output, Tensor) and any(shares_memory(output, t) for t in call.tensors):
+                written.append(output)
+            return output
+
+        output = self._around(identity, activation_input(call), compute)
+        if not written or output is written[0]:
+            return output
+        return written[0].copy_(output)
 
 
 def activation_input(call: FunctionCall) -> Tensor:
@@ -122,11 +137,26 @@ def first_tensor(values: Any) -> Tensor | None:
     return next(iter(tensors_in(values)), None)
 
 
-def replace_first_tensor(output: Any, tensor: Tensor) -> Any:
-    """Replace the first tensor in a module's output, which is a tensor or a tuple."""
-    if isinstance(output, tuple):
-        return (tensor, *output[1:])
+def get_tensor(output: Any, key: int | str | None) -> Tensor:
+    """Return an entry of a call's output, or its first tensor if the key is None."""
+    tensor = first_tensor((output,)) if key is None else output[key]
+    assert isinstance(tensor, Tensor)
     return tensor
+
+
+def replace_tensor(output: Any, key: int | str | None, tensor: Tensor) -> Any:
+    """Replace an entry of a call's output, or its first tensor if the key is None.
+
+    Examples
+    --------
+    >>> replace_tensor({"mask": None, "hidden": torch.ones(1)}, None, torch.zeros(1))
+    {'mask': None, 'hidden': tensor([0.])}
+    """
+    if key is None and isinstance(output, dict | tuple | list):
+        entries = output.items() if isinstance(output, dict) else enumerate(output)
+        key, entry = next((k, v) for k, v in entries if first_tensor((v,)) is not None)
+        tensor = replace_tensor(entry, None, tensor)
+    return replace_entry(output, key, tensor)
 
 
 def shares_memory(first: Tensor, second: Tensor) -> bool:
@@ -199,6 +229,10 @@ def find_calls(
     observe_sites(
         model, [example], add, of=of, select=select, on_unseen=on_unseen, on_undefined=refuse
     )
+    if calls and of != "activations":
+        with preserve_rng_state(example.device):
+            results = {place.name: place.result for place in find_places(model, example[:2], of)}
+        calls = [replace(call, result=results[call.name]) for call in calls]
     if not calls and undefined:
         raise Undefined("; ".join(unique(undefined.values())))
     if not calls and of != "activations":

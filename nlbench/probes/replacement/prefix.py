@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from nlbench.introspection.function_calls import tensors_in
+from nlbench.introspection.function_calls import get_storage_ref, is_transformed, tensors_in
 from nlbench.introspection.module_stack import CallId
 from nlbench.introspection.random_state import preserve_rng_state, rng_state
 
@@ -22,8 +24,8 @@ from .interception import (
     Around,
     CallInterception,
     ReplaceableCall,
-    first_tensor,
-    replace_first_tensor,
+    get_tensor,
+    replace_tensor,
     shares_memory,
 )
 
@@ -35,28 +37,38 @@ Substitute = Callable[[Tensor, Callable[[], Any]], Any]
 
 
 def run_replaced(
-    interception: CallInterception, inputs: Tensor, maps: Mapping[CallId, Replacement]
+    interception: CallInterception,
+    inputs: Tensor,
+    maps: Mapping[CallId, Replacement],
+    results: Mapping[CallId, int | str | None] = MappingProxyType({}),
 ) -> Any:
     """Run a model with the outputs of some calls replaced, and return its output.
 
-    An in-place call writes the replacement into its input.
+    An in-place call writes the replacement into its input. `results` are the positions or keys of
+    outputs that are not the first tensor of what a call returns.
     """
 
     def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
-        return replace_output(x, compute, maps[call]) if call in maps else compute()
+        if call not in maps:
+            return compute()
+        return replace_output(x, compute, maps[call], results.get(call))
 
     return interception.run(inputs.clone(), replace)
 
 
-def replace_output(x: Tensor, compute: Callable[[], Any], new: Replacement) -> Any:
-    """Replace the first output of a call, keeping the others and its effect on the input."""
+def replace_output(
+    x: Tensor, compute: Callable[[], Any], new: Replacement, key: int | str | None = None
+) -> Any:
+    """Replace an output of a call, keeping the others and its effect on the input.
+
+    The output is an entry of what the call returns, or the first tensor if `key` is None.
+    """
     replacement = new(x)  # Computed before the call, which may overwrite its input.
     output = compute()
-    tensor = first_tensor((output,))
-    assert tensor is not None
+    tensor = get_tensor(output, key)
     if shares_memory(tensor, x):
-        return replace_first_tensor(output, tensor.copy_(replacement))
-    return replace_first_tensor(output, replacement.to(tensor))
+        return replace_tensor(output, key, tensor.copy_(replacement))
+    return replace_tensor(output, key, replacement.to(tensor))
 
 
 @dataclass
@@ -70,7 +82,8 @@ class _ModuleCall:
     bytes: int = 0
     parents: tuple[CallId, ...] = ()
     calls_inside: Counter[str] = field(default_factory=Counter)
-    versions: list[tuple[Tensor, int]] = field(default_factory=list)
+    # Tensors that it returns, their versions and their content.
+    returned: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)
 
 
 class SharedPrefix:
@@ -87,6 +100,9 @@ class SharedPrefix:
         self._calls: dict[CallId, _ModuleCall] = {}
         self._times: dict[CallId, int] = {}
         self._clock = 0
+        # Memory that activation calls write into.
+        self._written: set[StorageWeakRef | None] = set()
+        self._results = {place.end: place.result for place in places}
         replaceable = {place.call for place in places}
         before = rng_state(example.device)
         with preserve_rng_state(example.device):
@@ -96,8 +112,9 @@ class SharedPrefix:
             # pass with cached outputs differs from one without.
             self.is_cached = rng_state(example.device) == before
         for call in self._calls.values():
-            call.is_changed_later = any(_version(t) != version for t, version in call.versions)
-            call.versions.clear()
+            call.is_changed_later = any(self._is_changed(*each) for each in call.returned)
+            call.returned.clear()
+        self._written.clear()
         self._needed = self._needed_calls()
         total = sum(self._calls[call].bytes for call in self._needed)
         # Size of the cached outputs for one sample.
@@ -110,6 +127,14 @@ class SharedPrefix:
         if not self.is_cached or not self._is_exact(places):
             self.disable()
 
+    def _is_changed(self, tensor: Tensor, version: int, content: Tensor) -> bool:
+        """Return True if a tensor was changed, also through ``.data``, which keeps the version."""
+        if _version(tensor) != version or get_storage_ref(tensor) in self._written:
+            return True
+        # Others, such as nested tensors, can't be compared.
+        is_comparable = tensor.layout == torch.strided and not tensor.is_nested
+        return is_comparable and not is_transformed(tensor) and not torch.equal(tensor, content)
+
     def _is_exact(self, places: Sequence[ReplaceableCall]) -> bool:
         """Return True if cached passes without a replacement reproduce the output.
 
@@ -120,7 +145,8 @@ class SharedPrefix:
         replaceable = {place.call for place in places}
 
         def change(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
-            return _changed(compute()) if call in replaceable else compute()
+            output = compute()
+            return _changed(output, self._results.get(call)) if call in replaceable else output
 
         try:
             with preserve_rng_state(self._device):
@@ -145,7 +171,10 @@ class SharedPrefix:
             if call in replaceable:
                 self._times[call] = self._clock
             if call.position is not None:
-                return compute()
+                output = compute()
+                if any(shares_memory(tensor, x) for tensor in tensors_in((output,))):
+                    self._written.add(get_storage_ref(x))
+                return output
             entry = self._calls[call] = _ModuleCall(self._clock, parents=tuple(running))
             running.append(call)
             calls_before = Counter(self._interception.module_calls)
@@ -163,7 +192,7 @@ class SharedPrefix:
                 and not any(shares_memory(tensor, x) for tensor in tensors)
             )
             entry.bytes = sum(tensor.nbytes for tensor in tensors)
-            entry.versions = [(tensor, _version(tensor)) for tensor in tensors]
+            entry.returned = [(tensor, _version(tensor), tensor.clone()) for tensor in tensors]
             entry.calls_inside = self._interception.module_calls - calls_before
             return output
 
@@ -199,7 +228,8 @@ class SharedPrefix:
         """Run the network on the recorded batch with one call, or span of calls, replaced."""
         if place.last is None:
             return self._run_from(
-                place.call, {place.call: lambda x, compute: replace_output(x, compute, new)}
+                place.call,
+                {place.call: lambda x, compute: replace_output(x, compute, new, place.result)},
             )
         replacements: list[Tensor] = []
 
@@ -208,7 +238,7 @@ class SharedPrefix:
             return compute()
 
         def end(x: Tensor, compute: Callable[[], Any]) -> Any:
-            return replace_output(x, compute, lambda _: replacements.pop())
+            return replace_output(x, compute, lambda _: replacements.pop(), place.result)
 
         return self._run_from(place.call, {place.call: begin, place.last: end})
 
@@ -250,12 +280,11 @@ def _clone(output: Any) -> Any:
     return type(output)(None if value is None else value.clone() for value in output)
 
 
-def _changed(output: Any) -> Any:
-    """Change the first tensor of an output, in a way that no normalisation undoes."""
-    tensor = first_tensor((output,))
-    assert tensor is not None
+def _changed(output: Any, key: int | str | None) -> Any:
+    """Change one tensor of an output, in a way that no normalisation undoes."""
+    tensor = get_tensor(output, key)
     waves = torch.arange(tensor.numel(), device=tensor.device).float().cos().reshape(tensor.shape)
-    return replace_first_tensor(output, tensor + (waves * (1 + tensor.abs().max())).to(tensor))
+    return replace_tensor(output, key, tensor + (waves * (1 + tensor.abs().max())).to(tensor))
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from nlbench.probes.probe import NothingObserved
 
 from .intercept import GATED_UNITS
 from .reduce import UnreducedFunction
-from .rows import draw_rows
+from .rows import draw_rows, unread_remark
 from .site import SharedBatch, Site, SiteBatch, UnreducedResults
 from .sites_observation import channel_note, observe_sites
 from .sites_probe import COMPARED_SAMPLES, RowPolicy
@@ -268,6 +268,7 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
     rows: Counter[str] = Counter()
     undefined: dict[str, str] = {}
     unmasked: dict[str, None] = {}
+    unread: dict[str, None] = {}
     unseen: dict[str, None] = {}
     threads = measure_threads(resources.device) if resources.threads is None else resources.threads
     if not all(getattr(listener, "independent_sites", False) for listener in listeners):
@@ -320,9 +321,12 @@ def observe(probe_pass: ProbePass) -> ProbeFacts:
             on_unseen=unseen.setdefault,
             on_undefined=undefined.setdefault,
             on_unmasked=unmasked.setdefault,
+            on_unread=unread.setdefault,
             **arguments,
         )
-    facts = _facts(sites, rows, count, list(unseen), comparison, options, list(unmasked))
+    facts = _facts(
+        sites, rows, count, list(unseen), comparison, options, list(unmasked), list(unread)
+    )
     if undefined:
         facts["undefined"] = undefined
     if not sites:
@@ -374,6 +378,7 @@ def _facts(
     comparison: Float64Comparison,
     options: ProbeOptions,
     unmasked: Sequence[str],
+    unread: Sequence[str],
 ) -> ProbeFacts:
     facts: ProbeFacts = {}
     if comparison.problem:
@@ -399,6 +404,7 @@ def _facts(
         remarks.append(f"gate products are not measured (at {enumerate_names(gated, 2)})")
     if unmasked:
         remarks.append(unmasked_remark(unmasked))
+    remarks += map(unread_remark, unread)
     policy = RowPolicy.parse(str(options["rows"]), int(options["skip"]), str(options["of"]))
     if policy.description:
         remarks.append(policy.description)

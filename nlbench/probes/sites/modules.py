@@ -17,11 +17,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.axes import Layouts, batch_first
-from nlbench.introspection.function_calls import FunctionCall, is_transformed, unobserved_calls
+from nlbench.introspection.function_calls import (
+    FunctionCall,
+    get_storage_ref,
+    is_transformed,
+    unobserved_calls,
+)
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
 from nlbench.introspection.module_stack import CallId, ModuleCall, ModuleStack
 from nlbench.introspection.wrappers import through_wrappers
@@ -86,16 +92,27 @@ class ModulePlace:
 
     def set_output(self, returned: Any, output: Tensor) -> Any:
         """Replace the output in the return value of `last`."""
-        if self.result is None:
-            return output
-        if isinstance(returned, Mapping):
-            copied: Any = copy.copy(returned)
-            copied[self.result] = output
-            return copied
-        entries = list(returned)
-        entries[int(self.result)] = output
-        is_named = isinstance(returned, tuple) and hasattr(returned, "_make")
-        return type(returned)._make(entries) if is_named else type(returned)(entries)
+        return replace_entry(returned, self.result, output)
+
+
+def replace_entry(returned: Any, key: int | str | None, value: Any) -> Any:
+    """Replace an entry of a module's return value, or all of it if the key is None.
+
+    Examples
+    --------
+    >>> replace_entry((1, 2), 1, 3), replace_entry({"hidden": 1}, "hidden", 3)
+    ((1, 3), {'hidden': 3})
+    """
+    if key is None:
+        return value
+    if isinstance(returned, Mapping):
+        copied: Any = copy.copy(returned)
+        copied[key] = value
+        return copied
+    entries = list(returned)
+    entries[int(key)] = value
+    is_named = isinstance(returned, tuple) and hasattr(returned, "_make")
+    return type(returned)._make(entries) if is_named else type(returned)(entries)
 
 
 @through_wrappers
@@ -192,6 +209,23 @@ def _match_modules(
     return [(call.index, call.place("module")) for call in maps]
 
 
+@dataclass(frozen=True)
+class _Memory:
+    """The memory of a tensor, which it doesn't keep alive."""
+
+    storage: StorageWeakRef | None
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Memory:
+        storage = get_storage_ref(tensor)
+        return cls(storage, 0 if storage is None else int(tensor.storage_offset()))
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Return True if a tensor starts at the same place."""
+        return self.storage is not None and self == _Memory.of(tensor)
+
+
 @dataclass(eq=False)
 class _Call:
     """One call of a module in a forward pass."""
@@ -208,6 +242,33 @@ class _Call:
     shapes: tuple[torch.Size, torch.Size] = field(default=(torch.Size(), torch.Size()))
     before: Axes | None = None
     after: Axes | None = None
+    # Entries of the return value that have the input's shape, if there are several, with their
+    # axes and memory.
+    choices: dict[int | str, tuple[Axes | None, _Memory]] = field(default_factory=dict)
+    # For each argument that is a choice of an earlier call of the same list: that call and entry.
+    received: dict[int | str, tuple[_Call, int | str]] = field(default_factory=dict)
+
+    @property
+    def list_path(self) -> str:
+        """Path of the module list that the module may be a member of."""
+        return self.path.rpartition(".")[0]
+
+    def choose(self, key: int | str) -> None:
+        """Take another entry of the return value as the output."""
+        self.result = key
+        self.set_axes(self.choices[key][0])
+
+    def set_axes(self, after: Axes | None) -> None:
+        """Set the axes of input and output, given those of the output."""
+        assert self.argument is not None
+        before = self.inputs[self.argument][1]
+        if before is not None and after is not None and self.shapes[0] == self.shapes[1]:
+            # The axes determined for one of the two tensors also apply to the other.
+            shared = after if before.assumed else before
+            before = replace(shared, problem=before.problem)
+            after = replace(shared, problem=after.problem)
+        self.before = before
+        self.after = after
 
     @property
     def is_map(self) -> bool:
@@ -286,6 +347,7 @@ def _record_calls(model: nn.Module, example: Tensor) -> list[_Call]:
         recorder = _CallRecorder(model, inputs)
         with recorder.hooked(), recorder:
             model(inputs.clone())
+        _choose_streams(recorder.calls)
         return recorder
 
     recorder = record(example)
@@ -308,6 +370,8 @@ class _CallRecorder(ModuleStack):
         self.layouts.begin(inputs, [*model.parameters(), *model.buffers()])
         self.calls: list[_Call] = []
         self._recorded: dict[CallId, _Call] = {}
+        # The call that returned last, by the path of its list.
+        self._returned: dict[str, _Call] = {}
 
     def around(self, call: ModuleCall) -> Any:
         """Record the inputs and the output of a call."""
@@ -317,12 +381,27 @@ class _CallRecorder(ModuleStack):
         path, number, _ = call.id
         parent = self._recorded[self.stack[-1].id] if self.stack else None
         recorded = _Call(path, call.module, number, len(self.calls), parent, inputs)
+        with unobserved_calls():
+            self._receive(recorded, call)
         self.calls.append(recorded)
         self._recorded[call.id] = recorded
         output = super().around(call)
         with unobserved_calls():
             _record_output(recorded, output, self)
+        self._returned[recorded.list_path] = recorded
         return output
+
+    def _receive(self, recorded: _Call, call: ModuleCall) -> None:
+        """Find the arguments that the previous call of the same list has returned."""
+        previous = self._returned.get(recorded.list_path)
+        if previous is None or not previous.choices:
+            return
+        for argument, tensor in call.arguments():
+            if argument not in recorded.inputs:
+                continue
+            for key, (_, memory) in previous.choices.items():
+                if memory.holds(tensor):
+                    recorded.received[argument] = previous, key
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = FunctionCall(func, args, kwargs)
@@ -352,16 +431,26 @@ def _record_output(call: _Call, returned: Any, recorder: _CallRecorder) -> None:
     call.result, output = floats[0]
     same = [key for key, (shape, _) in call.inputs.items() if shape == output.shape]
     call.argument = same[0] if same else next(iter(call.inputs))
-    shape, before = call.inputs[call.argument]
-    after = recorder.axes(output)
-    if before is not None and after is not None and shape == output.shape:
-        # The axes determined for one of the two tensors also apply to the other.
-        shared = after if before.assumed else before
-        before = replace(shared, problem=before.problem)
-        after = replace(shared, problem=after.problem)
-    call.shapes = (shape, output.shape)
-    call.before = before
-    call.after = after
+    call.shapes = (call.inputs[call.argument][0], output.shape)
+    call.set_axes(recorder.axes(output))
+    similar = [(key, v) for key, v in floats if key is not None and v.shape == output.shape]
+    if same and len(similar) > 1:
+        call.choices = {key: (recorder.axes(value), _Memory.of(value)) for key, value in similar}
+
+
+def _choose_streams(calls: Sequence[_Call]) -> None:
+    """Choose the output that the next call of a list receives as its input, among several."""
+    streams: dict[_Call, int | str] = {}
+    for call in calls:
+        if call.argument in call.received:
+            previous, key = call.received[call.argument]
+            streams[previous] = key
+    usual = {(call.list_path, type(call.module)): key for call, key in streams.items()}
+    for call in calls:
+        # The last call of a list returns what the others do.
+        stream = streams.get(call, usual.get((call.list_path, type(call.module))))
+        if stream in call.choices:
+            call.choose(stream)
 
 
 def _is_float(value: object) -> bool:

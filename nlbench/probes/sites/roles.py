@@ -42,6 +42,7 @@ class GateTracker:
         """Track an operation on the gate. Return the outputs that are copies of the gate."""
         others = [tensor for tensor in operands if tensor not in self._live]
         is_scaled = operation.acts in ("affine", "sums") and not others and len(operands) == 1
+        is_scaled = is_scaled or _is_masked(operation, operands, others, outputs)
         if operation.arranges or operation.acts == "keeps" or is_scaled:
             self._live.update(dict.fromkeys(outputs))
             return outputs
@@ -67,6 +68,22 @@ class GateTracker:
     def role(self) -> str:
         """``gate`` if the output only multiplies tensors other than the sigmoid's input."""
         return "gate" if self._multiplies and not self._refuted else ""
+
+
+def _is_masked(
+    operation: Operation,
+    operands: Sequence[Tensor],
+    others: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+) -> bool:
+    """Return True if a product scales a gate by a smaller tensor, as a mask does."""
+    if operation.combines != "product" or not others or len(others) == len(operands):
+        return False
+    shape = outputs[0].shape
+    gates = [t for t in operands if not any(t is other for other in others)]
+    return all(gate.shape == shape for gate in gates) and all(
+        other.numel() < shape.numel() for other in others
+    )
 
 
 class GateRoles:
@@ -216,6 +233,8 @@ class UnseenActivations:
         if not operands or operation.ignores_values:
             self._constants.update(dict.fromkeys(outputs))
             return
+        if any(tensor.is_nested for tensor in (*operands, *outputs)):
+            return  # They have no shape.
         self._use(operation, operands, outputs)
         roots = {id(root): root for root in map(self._root, operands)}
         # These are nonlinear in a tensor passed to them twice, the second time as factor or mask.

@@ -41,8 +41,13 @@ _FORMS = (
     "src_key_padding_mask with True for padding, or a mask that is added, with 0 for tokens and "
     "at most -1e3 for padding"
 )
-# A module with masks for two sequences passes each mask to one of its parts.
+# Arguments with two values per position that are no masks.
+_NO_MASKS = ("token_type_ids", "labels")
+# A module of two sequences passes each mask to one of its parts.
 _TWO_SEQUENCES = (
+    {"src_key_padding_mask", "tgt"},
+    {"src", "tgt_key_padding_mask"},
+    {"src_key_padding_mask", "memory_key_padding_mask"},
     {"decoder_attention_mask"},
     {"src_key_padding_mask", "tgt_key_padding_mask"},
     {"key", "key_padding_mask"},
@@ -71,6 +76,10 @@ class PositionSelector:
         # Padding masks (n, t) of the modules that are running; True for tokens.
         self._masks: list[Tensor] = []
         self._priorities: dict[tuple[int, int, int], Tensor] = {}
+        # Positions of the model's arguments that look like masks and are not read, by name.
+        self._possible: dict[str, int] = {}
+        # Names of those that have as many positions as a tensor without a mask.
+        self.unread: dict[str, None] = {}
 
     def begin(self, first: int, samples: int) -> None:
         """Begin a forward pass."""
@@ -78,6 +87,7 @@ class PositionSelector:
         self.samples = samples
         self.outermost = None
         self._masks.clear()
+        self._possible.clear()
         self._priorities.clear()
 
     @contextmanager
@@ -85,13 +95,20 @@ class PositionSelector:
         """Register hooks that read padding masks, and remove them on exit."""
         with ExitStack() as stack:
             for module in model.modules():
-                names = _mask_names(module)
-                if names:
-                    self._hook(module, names, stack, module is model)
+                parameters = _parameters(module)
+                names = _mask_names(module, parameters)
+                # The model's arguments may be mappings with masks, or masks by other names.
+                if names or module is model:
+                    self._hook(module, parameters, names, stack, module is model)
             yield
 
     def _hook(
-        self, module: nn.Module, names: Mapping[str, int | None], stack: ExitStack, is_model: bool
+        self,
+        module: nn.Module,
+        parameters: Sequence[inspect.Parameter],
+        names: Mapping[str, int | None],
+        stack: ExitStack,
+        is_model: bool,
     ) -> None:
         pushed: list[bool] = []
         thread = threading.get_ident()
@@ -103,7 +120,11 @@ class PositionSelector:
             if threading.get_ident() != thread or kwargs is None:
                 return
             with unobserved_calls():
-                mask = self._mask(names, args, kwargs, is_model)
+                mask = (
+                    self._model_mask(parameters, names, args, kwargs)
+                    if is_model
+                    else self._mask(names, args, kwargs)
+                )
                 pushed.append(mask is not None)
                 if mask is not None:
                     if self.outermost is None:
@@ -117,42 +138,84 @@ class PositionSelector:
         stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
         stack.callback(module.register_forward_hook(leave, always_call=True).remove)
 
+    def _model_mask(
+        self,
+        parameters: Sequence[inspect.Parameter],
+        names: Mapping[str, int | None],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Tensor | None:
+        """Return the mask of the model's arguments, and remember those that may be masks."""
+        entries = _entries_of_mappings([*args, *kwargs.values()])
+        if not _has_two_sequences({*entries, *(parameter.name for parameter in parameters)}):
+            keys = (name for name in (*_MASKS, *_LENGTHS) if name in entries)
+            names = dict.fromkeys(keys) | dict(names)
+        kwargs = entries | dict(kwargs)
+        mask = self._mask(names, args, kwargs, is_model=True)
+        if mask is None:
+            named = _named_arguments(parameters, args) | kwargs
+            self._possible = _possible_masks(named, names, self.samples)
+        return mask
+
     def _mask(
         self,
         names: Mapping[str, int | None],
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        kwargs: Mapping[str, Any],
         is_model: bool = False,
     ) -> Tensor | None:
-        """Return True for the tokens (n, t) that a mask marks; None if there is no padding."""
+        """Return True for the tokens (n, t) of all masks; None if there is no padding."""
+        arguments = [*args, *kwargs.values()]
+        found: Tensor | None = None
+        is_known = False
         for name, position in names.items():
             value = kwargs.get(name)
             if value is None and position is not None and position < len(args):
                 value = args[position]
             if name in _LENGTHS:
-                value = _mask_of_lengths(value, [*args, *kwargs.values()], self.samples)
+                value = _mask_of_lengths(value, arguments, self.samples)
             if not isinstance(value, Tensor) or value.ndim not in (1, 2, 3, 4) or not value.numel():
                 continue
-            if name in _UNCLEAR and self._masks:
+            # Next to a clear mask, an unclear one of pairs is hardly one of padding.
+            is_redundant = found is not None or (is_known and value.ndim > 2)
+            if name in _UNCLEAR and (self._masks or is_redundant):
                 continue
-            value = _with_samples(value, self.samples)
-            # Inside a network, a mask may be of windows, or of samples and heads.
-            if not is_model and (value.ndim == 1 or len(value) != self.samples):
-                continue
-            is_token = _token_mask(name, value)
+            is_token = self._tokens(name, value, arguments, is_model)
             if is_token is None:
                 continue
-            if bool(is_token.all()) or not bool(is_token.any()):
+            is_known = True
+            if bool(is_token.all()):
+                continue
+            if found is None:
+                found = is_token
+            elif found.shape == is_token.shape:
+                found = found & is_token.to(found.device)
+        return found
+
+    def _tokens(
+        self, name: str, value: Tensor, arguments: Sequence[Any], is_model: bool
+    ) -> Tensor | None:
+        """Return True for the tokens that one mask marks; None if it is no mask of padding."""
+        value = _with_samples(value, self.samples)
+        # Inside a network, a mask may be of windows, or of samples and heads.
+        if not is_model and (value.ndim == 1 or len(value) != self.samples):
+            return None
+        is_token = _token_mask(name, value)
+        if is_token is None or bool(is_token.all()):
+            return is_token
+        if not bool(is_token.any()):
+            # Numbers that are added mask nothing if all are 0.
+            is_added = value.dtype != torch.bool and not bool(value.any())
+            if is_added or not is_model or name in _UNCLEAR:
                 return None
-            if name in _UNCLEAR:
-                raise Undefined(f"'{name}' may mark tokens or padding; {_FORMS}")
-            if is_token.ndim == 2 and len(is_token) == self.samples:
-                return is_token
-            others = [t for t in tensors_in((args, kwargs)) if t.ndim > 1]
-            if sum(len(t) == len(value) for t in others) > 1:
-                return None  # The network runs on some of the samples.
-            raise Undefined(f"'{name}' has shape {tuple(value.shape)}, expected one row per sample")
-        return None
+        if name in _UNCLEAR:
+            raise Undefined(f"'{name}' may mark tokens or padding; {_FORMS}")
+        if is_token.ndim == 2 and len(is_token) == self.samples:
+            return is_token
+        others = [t for t in tensors_in(tuple(arguments)) if t.ndim > 1]
+        if sum(len(t) == len(value) for t in others) > 1:
+            return None  # The network runs on some of the samples.
+        raise Undefined(f"'{name}' has shape {tuple(value.shape)}, expected one row per sample")
 
     def is_unmasked(self, tensor: Tensor, axis: int) -> bool:
         """Return True if there is a padding mask, but not for as many positions as a tensor has."""
@@ -165,11 +228,26 @@ class PositionSelector:
         sizes = [size for index, size in enumerate(tensor.shape) if index not in (0, axis)]
         n, positions = (len(tensor), math.prod(sizes)) if tensor.ndim else (1, 1)
         valid = self._valid(n, sizes, tensor.device)
+        if not self._masks and n == self.samples:
+            self.unread |= {name: None for name, size in self._possible.items() if size in sizes}
         if not self.policy.tokens:
+            self._refuse_empty(valid)
             return None if valid is None else SelectedPositions(valid)
         index = self._index(n, positions, valid, tensor.device)
         rows = torch.arange(n * positions, device=tensor.device) if index is None else index
         return SelectedPositions(valid, rows // positions, index)
+
+    def _refuse_empty(self, valid: Tensor | None) -> None:
+        """Raise Undefined if a sample has no positions, and thus no mean."""
+        if valid is None or bool((has_some := valid.any(1)).all()):
+            return
+        # Samples come in random order, so their numbers here would mislead.
+        count = len(valid) - int(has_some.sum())
+        after = f" after the first {self.policy.skip}" if self.policy.skip else ""
+        raise Undefined(
+            f"a sample without tokens{after} has no mean ({count} of {len(valid)} in a batch); "
+            "leave it out"
+        )
 
     def _valid(self, n: int, sizes: Sequence[int], device: torch.device) -> Tensor | None:
         valid = None
@@ -177,10 +255,11 @@ class PositionSelector:
         mask = trimmed_mask(mask, sizes) if mask is not None and n == len(mask) else None
         if mask is not None:
             length = mask.shape[1]
-            place = next((i for i, size in enumerate(sizes) if size == length), None)
-            if place is not None:
+            # Pairs of positions have two axes, and padding may be on either.
+            for place in (i for i, size in enumerate(sizes) if size == length):
                 shape = [n] + [length if i == place else 1 for i in range(len(sizes))]
-                valid = mask.to(device).reshape(shape).expand(n, *sizes).reshape(n, -1)
+                along = mask.to(device).reshape(shape).expand(n, *sizes).reshape(n, -1)
+                valid = along if valid is None else valid & along
         positions = math.prod(sizes)
         if self.policy.skip and sizes and positions > 1:
             is_selected = torch.arange(positions, device=device) >= self.policy.skip
@@ -342,15 +421,21 @@ def _mask_of_lengths(lengths: object, arguments: Sequence[object], samples: int)
     >>> _mask_of_lengths(torch.tensor([2, 1]), [torch.zeros(2, 3, 5)], 2).tolist()
     [[True, True, False], [True, False, False]]
     """
-    if not isinstance(lengths, Tensor) or lengths.shape != (samples,):
+    if not isinstance(lengths, Tensor) or lengths.shape not in ((samples,), (samples, 1)):
         return None
-    if lengths.is_floating_point() or lengths.dtype == torch.bool or not samples:
+    if lengths.is_complex() or lengths.dtype == torch.bool or not samples:
         return None
+    others = [value for value in arguments if value is not lengths]
+    # Fractions of the longest sample are no numbers of tokens, not even if all are 1.
+    is_fraction = lengths.is_floating_point() and not 1 < float(lengths.max()) < math.inf
+    if is_fraction or bool((lengths != lengths.floor()).any()):
+        return None
+    lengths = lengths.reshape(samples)
     longest = int(lengths.max())
-    tensors = [value for value in arguments if isinstance(value, Tensor) and value.ndim > 1]
+    tensors = [value for value in others if isinstance(value, Tensor) and value.ndim > 1]
     sizes = [size for value in tensors if len(value) == samples for size in value.shape[1:]]
     sizes = sorted((size for size in sizes if size >= longest), key=lambda size: size != longest)
-    if not sizes or int(lengths.min()) < 1:
+    if not sizes or int(lengths.min()) < 0:
         return None
     return torch.arange(sizes[0], device=lengths.device) < lengths[:, None]
 
@@ -382,6 +467,8 @@ def trimmed_mask(mask: Tensor, sizes: Sequence[int]) -> Tensor | None:
     if mask.shape[1] in sizes:
         return mask
     used = mask.any(0).nonzero()[:, 0]
+    if not len(used):
+        return None
     mask = mask[:, int(used[0]) : int(used[-1]) + 1]
     return mask if mask.shape[1] in sizes else None
 
@@ -413,16 +500,28 @@ def _attended_positions(allowed: Tensor) -> Tensor:
     return partial.any(1) | is_full.all(1)[:, None]
 
 
-def _mask_names(module: nn.Module) -> Mapping[str, int | None]:
-    """Return the names of a module's padding masks and their positions among its arguments."""
-    if not any(True for _ in module.children()):
-        return {}
+def _parameters(module: nn.Module) -> list[inspect.Parameter]:
+    """Return the parameters of a module's forward method; none if they are unknown."""
     try:
         parameters = list(inspect.signature(module.forward).parameters.values())
+        # A method that was replaced on the object passes its arguments on.
+        is_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+        if is_any and "forward" in vars(module):
+            own = inspect.signature(type(module).forward).parameters
+            parameters = list(own.values())[1:]
     except (TypeError, ValueError):
+        return []
+    return parameters
+
+
+def _mask_names(
+    module: nn.Module, parameters: Sequence[inspect.Parameter]
+) -> Mapping[str, int | None]:
+    """Return the names of a module's padding masks and their positions among its arguments."""
+    if next(module.children(), None) is None and next(module.parameters(), None) is None:
         return {}
     names = [parameter.name for parameter in parameters]
-    if any(pair <= set(names) for pair in _TWO_SEQUENCES):
+    if _has_two_sequences(set(names)):
         return {}
     takes_keywords = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     return {
@@ -430,6 +529,69 @@ def _mask_names(module: nn.Module) -> Mapping[str, int | None]:
         for name in (*_MASKS, *_LENGTHS)
         if name in names or takes_keywords
     }
+
+
+def _has_two_sequences(names: set[str]) -> bool:
+    return any(pair <= names for pair in _TWO_SEQUENCES)
+
+
+def _entries_of_mappings(arguments: Sequence[Any]) -> dict[str, Any]:
+    """Return the named entries of the arguments that are mappings."""
+    mappings = (value for value in arguments if isinstance(value, Mapping))
+    return {
+        name: entry
+        for mapping in mappings
+        for name, entry in mapping.items()
+        if isinstance(name, str)
+    }
+
+
+def _named_arguments(
+    parameters: Sequence[inspect.Parameter], args: Sequence[Any]
+) -> dict[str, Any]:
+    """Return positional arguments by name, or by number where the name is unknown."""
+    limit = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    names = [parameter.name for parameter in parameters if parameter.kind <= limit]
+    names += [f"argument {index}" for index in range(len(names), len(args))]
+    return dict(zip(names, args, strict=False))
+
+
+def _possible_masks(
+    arguments: Mapping[str, Any], read: Mapping[str, object], samples: int
+) -> dict[str, int]:
+    """Return the positions of arguments that look like masks of another, by name.
+
+    Examples
+    --------
+    >>> mask = torch.tensor([[True, True, False], [True, False, False]])
+    >>> _possible_masks({"x": torch.zeros(2, 3, 5), "token_mask": mask}, {}, 2)
+    {'token_mask': 3}
+    """
+    tensors = {
+        name: value
+        for name, value in arguments.items()
+        if isinstance(value, Tensor) and value.ndim > 1 and len(value) == samples
+    }
+    found = {}
+    for name, value in list(tensors.items())[1:]:
+        if name in read or name in _NO_MASKS or value.ndim != 2 or value.is_meta:
+            continue
+        others = [other for key, other in tensors.items() if key != name]
+        has_positions = any(value.shape[1] in other.shape[1:] for other in others)
+        is_mixed = value.shape[1] > 1 and 0 < int(value.count_nonzero()) < value.numel()
+        if has_positions and is_mixed and bool(((value == 0) | (value == 1)).all()):
+            found[name] = value.shape[1]
+    return found
+
+
+def unread_remark(name: str) -> str:
+    """Return a remark on an argument of the model that may be a mask and was not read."""
+    if name in _MASKS or name.endswith(("attention_mask", "key_padding_mask")):
+        return f"'{name}' is only applied in the modules that it is passed to"
+    return (
+        f"'{name}' may be a padding mask: positions are measured as they are; "
+        "name it attention_mask (1 for tokens)"
+    )
 
 
 def draw_rows(rows: int, limit: int, batch: int) -> Tensor:

@@ -205,6 +205,7 @@ def observe_sites(
     on_undefined: Callable[[str, str], object] = lambda place, reason: None,
     on_site: Callable[[Site], object] = lambda site: None,
     on_unmasked: Callable[[str], object] = lambda place: None,
+    on_unread: Callable[[str], object] = lambda argument: None,
 ) -> int:
     """Run a model over batches and report every activation call.
 
@@ -248,6 +249,8 @@ def observe_sites(
         Called with each selected site in the first batch, also if it can't be measured.
     on_unmasked : callable, optional
         Called with the name of each place to whose positions a padding mask doesn't apply.
+    on_unread : callable, optional
+        Called with the name of each argument that may be a padding mask and was not applied.
 
     Returns
     -------
@@ -303,6 +306,8 @@ def observe_sites(
                 _observe_batch(interceptor, batch, site_pass, limit, check)
             site_pass.end_batch()
             samples += len(batch)
+    for name in positions.unread:
+        on_unread(name)
     return samples
 
 

@@ -77,6 +77,18 @@ def test_site_without_real_numbers_is_undefined(network, reason):
     assert reason in result.reason
 
 
+@pytest.mark.parametrize(
+    "mix", [lambda h: h - h.mean(0), lambda h: h.softmax(0), lambda h: h + h.roll(1, 0)]
+)
+def test_functions_of_a_batch_have_no_lines(mix):
+    network = Layers()
+    network.hidden = lambda h: torch.relu(mix(h))
+    found = results(network, measures=["absdev", "pieces", "length-distortion", "affine-residual"])
+    assert {result.status for result in found.values()} == {"undefined"}
+    for result in found.values():
+        assert "depend on the other samples of its batch" in result.reason
+
+
 def test_batch_statistics_of_one_sample_are_undefined():
     found = results(BatchStatistics().eval(), samples=1)
     for name in ("affinity", "accuracy", "nlc", "substitution", "pathlength"):

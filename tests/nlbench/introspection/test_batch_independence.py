@@ -3,7 +3,12 @@ import torch
 from torch import nn
 
 import nlbench
-from nlbench.introspection.batch_independence import CHANGES, DEPENDS_ON_BATCH, describe_outputs
+from nlbench.introspection.batch_independence import (
+    CHANGES,
+    DEPENDS_ON_BATCH,
+    check_memory,
+    describe_outputs,
+)
 from nlbench.introspection.memory import MAX_UNLIMITED, MIN_LIMITED_SAMPLES, SampleLimit
 
 SAMPLES = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
@@ -50,6 +55,39 @@ def test_one_or_equal_samples_are_independent(samples):
 )
 def test_dependence_on_the_batch_is_found(rows):
     assert describe_outputs(rows, SAMPLES) == DEPENDS_ON_BATCH
+
+
+@pytest.mark.parametrize(
+    "rows", [lambda x: x - x.mean(0), lambda x: x.softmax(0), lambda x: x + x.roll(1, 0)]
+)
+def test_copies_of_a_sample_show_dependence(rows):
+    assert check_memory(rows, SAMPLES[:2]) == DEPENDS_ON_BATCH
+
+
+class Standardised(nn.Module):
+    """Divides by zero where an activation is zero for all samples of a small batch."""
+
+    def forward(self, x):
+        h = torch.relu(x - 1)
+        return (h - h.mean(0)) / h.std(0)
+
+
+@pytest.mark.parametrize("measure", ["norm", "accuracy", "absdev"])
+def test_nan_among_few_samples_only_is_dependence(measure):
+    x = torch.zeros(60, 3)
+    x[[5, 6, 7]] = torch.tensor([2.0, 3.0, 5.0])[:, None]
+    model = nn.Sequential(Standardised(), nn.Linear(3, 3), nn.ReLU())
+    run = nlbench.evaluate(model, x, [measure], labels=torch.arange(60) % 3)
+    assert DEPENDS_ON_BATCH in run.records[0].result.reason
+
+
+def test_nan_of_a_sample_itself_is_no_dependence():
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    x[0] = -1
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    model.register_forward_hook(lambda module, args, output: output + args[0].sqrt() * 0)
+    run = nlbench.evaluate(model, x, ["norm"])
+    assert DEPENDS_ON_BATCH not in run.records[0].result.reason
 
 
 def test_small_noise_is_found():

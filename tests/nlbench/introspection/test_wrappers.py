@@ -109,6 +109,81 @@ def test_functions_take_wrappers_too():
     assert trace.regions == trace_segment(network(), start, end).regions
 
 
+class Bent(nn.Module):
+    """A network with more around it."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return torch.tanh(2 * self.module(x.abs()))
+
+
+class BentParallel(nn.DataParallel):
+    forward = Bent.forward
+
+
+class BentAverage(AveragedModel):
+    forward = Bent.forward
+
+
+class BentCall(nn.DataParallel):
+    def __call__(self, x):
+        return torch.tanh(2 * super().__call__(x.abs()))
+
+
+def with_hooks(wrapper):
+    wrapper.register_forward_pre_hook(lambda module, args: (args[0].abs(),))
+    wrapper.register_forward_hook(lambda module, args, output: torch.tanh(2 * output))
+    return wrapper
+
+
+def with_forward(wrapper):
+    forward = wrapper.forward
+    wrapper.forward = lambda x: torch.tanh(2 * forward(x.abs()))
+    return wrapper
+
+
+def exported(model):
+    sizes = ({0: torch.export.Dim("n", min=1)},)
+    return torch.export.export(model.eval(), (samples(),), dynamic_shapes=sizes).module()
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        BentParallel,
+        BentAverage,
+        BentCall,
+        lambda model: with_hooks(nn.DataParallel(model)),
+        lambda model: with_hooks(compiled(model)),
+        lambda model: with_hooks(exported(model)),
+        lambda model: with_forward(nn.DataParallel(model)),
+        lambda model: with_forward(compiled(model)),
+        lambda model: compiled(with_hooks(nn.DataParallel(model))),
+        lambda model: nn.Sequential(nn.DataParallel(with_hooks(compiled(model)))),
+    ],
+)
+def test_what_a_wrapper_computes_is_measured(wrap):
+    wrapper = wrap(network())
+    measures = ["accuracy", "affine-residual", "nlc"]
+    with torch.no_grad():
+        expected = Bent(network())(samples())
+        assert torch.allclose(wrapper(samples()), expected, atol=1e-6)
+    labels = expected.argmax(1)
+    found = nlbench.evaluate(wrapper, samples(), measures, labels=labels).records
+    plain = nlbench.evaluate(Bent(network()), samples(), measures, labels=labels).records
+    values = [record.result.summary["value"] for record in plain]
+    assert [record.result.summary["value"] for record in found] == pytest.approx(values, rel=1e-4)
+
+
+def test_a_subclass_with_the_same_forward_comes_off():
+    wrapper = type("Parallel", (nn.DataParallel,), {})(network())
+    with unwrapped(wrapper) as inside:
+        assert inside is wrapper.module
+
+
 class Compiled(nn.Module):
     """Compiled where it is defined."""
 

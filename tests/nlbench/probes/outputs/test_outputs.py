@@ -63,3 +63,17 @@ def test_streamed_samples_have_labels(held):
         for inputs, labels in subject.labelled(100)
     )
     assert right / 512 == accuracy(model, "test", data)
+
+
+def test_accuracy_leaves_out_padded_tokens():
+    class Masked(nn.Linear):
+        def forward(self, x, attention_mask):
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    model, x, labels = Masked(4, 3), torch.randn(20, 6, 4), torch.arange(120).reshape(20, 6) % 3
+    mask = torch.arange(6) < torch.arange(20)[:, None] % 5 + 2
+    expected = accuracy_score(model(x, mask)[mask], labels[mask]).item()
+    for label in (0, 1, -100, 7):
+        found = result(model, (x, mask), torch.where(mask, labels, label))
+        assert found.summary["value"] == pytest.approx(expected, abs=1e-12)

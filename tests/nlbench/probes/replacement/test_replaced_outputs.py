@@ -497,3 +497,100 @@ def test_padding_is_not_fitted():
         return run["substitution"].summary["value"]
 
     assert value(7.0) == pytest.approx(value(-3.0), rel=1e-6)
+
+
+class Written(nn.Module):
+    """Its activation writes into a tensor that the network reads, rather than returning one."""
+
+    def __init__(self, activate):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.activate = activate
+
+    def forward(self, x):
+        return self.last(self.activate(self.first(x)).tanh())
+
+
+def into_output(h):
+    written = torch.empty_like(h)
+    torch.sigmoid(h, out=written)
+    return written
+
+
+def into_data(h):
+    h.data.sigmoid_()
+    return h
+
+
+@pytest.mark.parametrize("activate", [into_output, into_data])
+def test_replacement_is_written_where_the_network_reads(activate):
+    inputs = torch.randn(40, 5, generator=torch.Generator().manual_seed(3))
+    expected, found = (
+        observed(Written(function), inputs, maps="channel,identity")
+        for function in (torch.sigmoid, activate)
+    )
+    assert [each.place for each in found] == [each.place for each in expected]
+    for first, second in zip(expected, found, strict=True):
+        torch.testing.assert_close(second.outputs, first.outputs)
+        torch.testing.assert_close(second.replaced, first.replaced)
+
+
+def test_activation_in_a_hook_is_replaced():
+    model, inputs = nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.randn(10, 2)
+    model.register_forward_pre_hook(lambda module, args: (args[0].sigmoid(),))
+    model.register_forward_hook(lambda module, args, output: output.tanh())
+    hidden = model[0](inputs[1::2].sigmoid())
+    replaced = {each.place: each.replaced for each in observed(model, inputs, maps="identity")}
+    expected = {
+        "sigmoid": model[0](inputs[1::2]).relu().tanh(),
+        "1": hidden.tanh(),
+        "tanh": hidden.relu(),
+    }
+    assert replaced.keys() == expected.keys()
+    for place, output in expected.items():
+        torch.testing.assert_close(replaced[place], output)
+
+
+class Wrapped(Residual):
+    """A block whose stream is one entry of what it returns."""
+
+    wrap = staticmethod(lambda x, stream: stream)
+
+    def forward(self, x):
+        return self.wrap(x, super().forward(x))
+
+
+class InMapping(Wrapped):
+    wrap = staticmethod(lambda x, stream: {"mask": None, "hidden": stream})
+
+
+class Second(Wrapped):
+    wrap = staticmethod(lambda x, stream: (2 * x, stream))
+
+
+class WrappedTokens(Tokens):
+    def __init__(self, block, key):
+        super().__init__()
+        self.key = key
+        for index, layer in enumerate(self.layers):
+            self.layers[index] = block(8)
+            self.layers[index].load_state_dict(layer.state_dict())
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)[self.key]
+        return self.head(x)
+
+
+@pytest.mark.parametrize(("block", "key"), [(InMapping, "hidden"), (Second, 1)])
+@pytest.mark.parametrize("of", ["blocks", "spans:2"])
+def test_stream_among_returned_entries_is_replaced(tokens, block, key, of):
+    wrapped = WrappedTokens(block, key).double().eval()
+    wrapped.load_state_dict(tokens.state_dict())
+    expected, found = (
+        observed(model, SEQUENCES, of=of, maps="identity") for model in (tokens, wrapped)
+    )
+    assert [each.place for each in found] == [each.place for each in expected]
+    for first, second in zip(expected, found, strict=True):
+        torch.testing.assert_close(second.replaced, first.replaced)

@@ -247,3 +247,32 @@ def test_passes_in_several_threads_see_their_own_calls():
         for outputs, rows in zip(pool.map(seen, range(8)), expected, strict=True):
             assert len(outputs) == 3
             assert all(torch.allclose(output, rows, atol=1e-6) for output in outputs)
+
+
+class Pair(nn.Module):
+    """A block that returns its stream after another tensor of the same shape."""
+
+    def __init__(self, is_last_first):
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.is_last_first = is_last_first
+
+    def forward(self, x):
+        pair = 2 * x, x + self.mlp(x)
+        return pair[::-1] if self.is_last_first else pair
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_stream_is_what_the_next_block_receives(position):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([Pair(position == 0) for _ in range(3)])
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)[position]
+            return x
+
+    places = find_places(Net(), torch.randn(2, 5, 4), "blocks")
+    assert [place.result for place in places] == [position] * 3

@@ -53,6 +53,7 @@ ACTIVATIONS = {
     "a product and more": lambda m, h: _product_and_sum(torch.sigmoid(mean(h)), h),
     "a sum": lambda m, h: h + torch.sigmoid(h),
     "one that is dropped": lambda m, h: [torch.sigmoid(h), h][1],
+    "one that is masked": lambda m, h: torch.sigmoid(h) * (h[:, :1] > 0).float(),
 }
 
 
