@@ -118,7 +118,8 @@ class CallInterception(ModuleStack):
             return output
 
         output = self._around(identity, activation_input(call), compute)
-        if not written or output is written[0]:
+        # Autograd needs what the call has written.
+        if not written or output is written[0] or output.requires_grad:
             return output
         return written[0].copy_(output)
 

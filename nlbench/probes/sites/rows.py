@@ -72,7 +72,10 @@ class PositionSelector:
     def __init__(self, policy: RowPolicy) -> None:
         self.policy = policy
         self.first = self.samples = 0
+        # Mask of the outermost module that gets one; None for encoder–decoders, whose outputs may
+        # be of the other sequence.
         self.outermost: Tensor | None = None
+        self._translates = False
         # Padding masks (n, t) of the modules that are running; True for tokens.
         self._masks: list[Tensor] = []
         self._priorities: dict[tuple[int, int, int], Tensor] = {}
@@ -96,6 +99,7 @@ class PositionSelector:
         with ExitStack() as stack:
             for module in model.modules():
                 parameters = _parameters(module)
+                self._translates |= _is_translator({each.name for each in parameters})
                 names = _mask_names(module, parameters)
                 # The model's arguments may be mappings with masks, or masks by other names.
                 if names or module is model:
@@ -127,7 +131,7 @@ class PositionSelector:
                 )
                 pushed.append(mask is not None)
                 if mask is not None:
-                    if self.outermost is None:
+                    if self.outermost is None and not self._translates:
                         self.outermost = mask
                     self._masks.append(mask)
 
@@ -533,6 +537,12 @@ def _mask_names(
 
 def _has_two_sequences(names: set[str]) -> bool:
     return any(pair <= names for pair in _TWO_SEQUENCES)
+
+
+def _is_translator(names: set[str]) -> bool:
+    """Return True for a module that computes one sequence from another. Attention may not."""
+    is_decoder = "memory_key_padding_mask" in names
+    return is_decoder or (_has_two_sequences(names) and "key_padding_mask" not in names)
 
 
 def _entries_of_mappings(arguments: Sequence[Any]) -> dict[str, Any]:

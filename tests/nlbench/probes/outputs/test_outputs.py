@@ -77,3 +77,30 @@ def test_accuracy_leaves_out_padded_tokens():
     for label in (0, 1, -100, 7):
         found = result(model, (x, mask), torch.where(mask, labels, label))
         assert found.summary["value"] == pytest.approx(expected, abs=1e-12)
+
+
+class Translator(nn.Module):
+    """An encoder and a decoder of sequences of equal length."""
+
+    def __init__(self):
+        super().__init__()
+        encoder = nn.TransformerEncoderLayer(4, 1, 8, dropout=0.0, batch_first=True)
+        decoder = nn.TransformerDecoderLayer(4, 1, 8, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(encoder, 1, enable_nested_tensor=False)
+        self.decoder = nn.TransformerDecoder(decoder, 1)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, source, target, padding):
+        memory = self.encoder(source, src_key_padding_mask=padding)
+        return self.head(self.decoder(target, memory, memory_key_padding_mask=padding))
+
+
+def test_padding_of_a_source_leaves_labels_of_targets():
+    torch.manual_seed(0)
+    model = Translator().eval()
+    source, target = torch.randn(2, 20, 6, 4)
+    padding = torch.arange(6) >= torch.arange(20)[:, None] % 5 + 2
+    labels = torch.arange(120).reshape(20, 6) % 3
+    expected = accuracy_score(model(source, target, padding), labels).item()
+    found = result(model, (source, target, padding), labels)
+    assert found.summary["value"] == pytest.approx(expected, abs=1e-12)
