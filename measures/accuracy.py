@@ -175,7 +175,7 @@ class Accuracy(SampleMeasure):
 
     Cost
     ----
-    One forward pass, or two if the outputs have positions: the second finds the padding.
+    One forward pass.
 
     Limits
     ------
@@ -192,16 +192,9 @@ class Accuracy(SampleMeasure):
 
     def terms(self, observation: OutputBatch) -> tuple[Tensor, ...]:
         """Count the correct and all labels of each sample of one batch."""
-        # Imported here, since listing measures doesn't load the probe.
-        from nlbench.probes.replacement.replacement_observation import find_tokens
-
-        outputs = observation.outputs
-        labels = observation.labels
-        refuse_unclear_classes(outputs, labels)
-        if observation.model is not None and observation.inputs is not None:
-            inputs = observation.inputs.to(outputs.device)
-            labels = ignore_padding(labels, find_tokens(observation.model, inputs, outputs))
-        return _counts(outputs, labels)
+        refuse_unclear_classes(observation.outputs, observation.labels)
+        labels = ignore_padding(observation.labels, observation.tokens)
+        return _counts(observation.outputs, labels)
 
     def statistics(self, *terms: Tensor) -> dict[str, float]:
         """Return the accuracy over all batches."""

@@ -131,6 +131,7 @@ class EffectiveDepth(SampleMeasure):
                 outputs=observation.outputs[:size],
                 labels=observation.labels[:size],
                 inputs=observation.inputs[:size],
+                tokens=None if observation.tokens is None else observation.tokens[:size],
             )
         )
 
@@ -142,7 +143,6 @@ class EffectiveDepth(SampleMeasure):
         from nlbench.introspection.model_state import evaluation_mode
         from nlbench.probes.replacement import CallInterception
         from nlbench.probes.replacement.prefix import run_replaced
-        from nlbench.probes.replacement.replacement_observation import find_tokens
 
         before = observation.outputs
         model = observation.model
@@ -153,7 +153,7 @@ class EffectiveDepth(SampleMeasure):
         with evaluation_mode(model), without_fast_path():
             if not self._orders:
                 self._find_orders(model, inputs)
-            tokens = find_tokens(model, inputs, before)
+            tokens = observation.tokens
             counted_outputs = before if tokens is None else before[tokens]
             self._probabilities = are_probabilities(counted_outputs)
             interception = CallInterception(model)
@@ -244,5 +244,6 @@ class EffectiveDepth(SampleMeasure):
         result = super().compute()
         terms = [torch.cat(column) for column in zip(*self._batches, strict=True)]
         # A whole number is often the same without any group, but not for other samples.
-        reason = PROBABILITIES if self._probabilities else result.reason
+        remark = PROBABILITIES if self._probabilities else ""
+        reason = "; ".join(filter(None, (result.reason, remark)))
         return replace(result, parts=self._costs(terms), replicates=(), reason=reason)

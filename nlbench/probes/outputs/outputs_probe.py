@@ -26,12 +26,15 @@ class OutputBatch:
         Samples.
     model : torch.nn.Module, optional
         The model itself, in evaluation mode.
+    tokens : tensor of shape (n, t), optional
+        False for outputs at padding; None if the outputs have no positions, or there is no mask.
     """
 
     outputs: Tensor
     labels: Tensor
     inputs: Tensor | None = None
     model: nn.Module | None = field(default=None, repr=False, compare=False)
+    tokens: Tensor | None = None
 
 
 class Outputs(Probe):
@@ -52,15 +55,21 @@ class Outputs(Probe):
         from nlbench.introspection.model_output import validated_tensor
         from nlbench.introspection.model_state import evaluation_mode
         from nlbench.introspection.precision import exact_by_default
+        from nlbench.probes.sites.rows import PositionSelector, tokens_of_outputs
+        from nlbench.probes.sites.sites_probe import RowPolicy
 
         count = 0
         model = probe_pass.model
         device = probe_pass.resources.device
-        with exact_by_default(), evaluation_mode(model):
+        selector = PositionSelector(RowPolicy(tokens=True))
+        with exact_by_default(), evaluation_mode(model), selector.hooked(model):
             for inputs, labels in probe_pass.samples.labelled(int(probe_pass.options["batch"])):
                 # Copied, since a first layer that works in place would change the samples.
+                selector.begin(0, len(inputs))
                 outputs = validated_tensor(model(inputs.to(device, copy=True)))
-                probe_pass.show(OutputBatch(outputs, labels.to(outputs.device), inputs, model))
+                tokens = tokens_of_outputs(selector.outermost, outputs)
+                labels = labels.to(outputs.device)
+                probe_pass.show(OutputBatch(outputs, labels, inputs, model, tokens))
                 count += len(inputs)
                 probe_pass.step()
         return ProbeFacts(samples=count)

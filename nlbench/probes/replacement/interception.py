@@ -8,7 +8,7 @@ modules come from a cache.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,8 @@ from nlbench.errors import Undefined
 from nlbench.introspection.axes import batch_first, softmax_axis
 from nlbench.introspection.function_calls import FunctionCall, is_transformed, tensors_in
 from nlbench.introspection.module_stack import CallId, ModuleCall, ModuleStack
-from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.parsers import unique
-from nlbench.probes.sites.modules import REORDERED, find_places, replace_entry
+from nlbench.probes.sites.modules import REORDERED, replace_entry
 from nlbench.probes.sites.rows import unfold_rows
 from nlbench.probes.sites.site import SiteBatch
 from nlbench.probes.sites.sites_observation import observe_sites
@@ -224,16 +223,13 @@ def find_calls(
                 batch.last,
                 batch_axis,
                 batch.row_order,
+                batch.result,
             )
         )
 
     observe_sites(
         model, [example], add, of=of, select=select, on_unseen=on_unseen, on_undefined=refuse
     )
-    if calls and of != "activations":
-        with preserve_rng_state(example.device):
-            results = {place.name: place.result for place in find_places(model, example[:2], of)}
-        calls = [replace(call, result=results[call.name]) for call in calls]
     if not calls and undefined:
         raise Undefined("; ".join(unique(undefined.values())))
     if not calls and of != "activations":

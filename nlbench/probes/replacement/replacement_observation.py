@@ -23,7 +23,7 @@ from nlbench.introspection.precision import exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.probes.probe import OnStep, ProbeFacts, ProbePass
 from nlbench.probes.sites.listeners import unmasked_remark
-from nlbench.probes.sites.rows import PositionSelector, trimmed_mask
+from nlbench.probes.sites.rows import PositionSelector, tokens_of_outputs
 from nlbench.probes.sites.sites_probe import RowPolicy
 
 from .fits import FEW_ROWS_PER_COEFFICIENT, AffineFit, PolynomialMap, copy_to_rows
@@ -34,7 +34,7 @@ from .replacement_probe import POLYNOMIAL_DEGREES, UNFITTED, parse_maps
 if TYPE_CHECKING:
     from nlbench.subjects.subject import Subject
 
-__all__ = ["ReplacedOutputs", "find_tokens", "fit_places", "list_maps", "observe"]
+__all__ = ["ReplacedOutputs", "fit_places", "list_maps", "observe"]
 
 
 MAX_FITTING_FRACTION = 0.5
@@ -342,7 +342,7 @@ def _observe_maps(
     selector.begin(0, len(inputs))
     with selector.hooked(model):
         outputs = validated_outputs(prefix.record(inputs), len(inputs))
-    tokens = _tokens_of_outputs(selector.outermost, outputs)
+    tokens = tokens_of_outputs(selector.outermost, outputs)
     for place, name, new in maps:
         watched = new
         if isinstance(new, partial) and isinstance(new.func, PolynomialMap):
@@ -353,37 +353,6 @@ def _observe_maps(
         yield ReplacedOutputs(
             place.name, primary, name, outputs, replaced, labels, index, tokens, inputs, outside
         )
-
-
-def find_tokens(model: nn.Module, inputs: Tensor, outputs: Tensor) -> Tensor | None:
-    """Run a model to find its padding mask, and return True for the outputs (n, t) at tokens.
-
-    Return None if the outputs have no positions, or none of them is padding.
-    """
-    if outputs.ndim < 3:
-        return None
-    selector = PositionSelector(RowPolicy(tokens=True))
-    selector.begin(0, len(inputs))
-    with preserve_rng_state(inputs.device), selector.hooked(model):
-        model(inputs.clone())
-    return _tokens_of_outputs(selector.outermost, outputs)
-
-
-def _tokens_of_outputs(tokens: Tensor | None, outputs: Tensor) -> Tensor | None:
-    """Return the padding mask (n, t) of outputs, given that of the network; None if none is."""
-    if tokens is None:
-        return None
-    if outputs.ndim > 2:
-        trimmed = trimmed_mask(tokens, outputs.shape[1:2])
-        tokens = tokens if trimmed is None else trimmed
-    if outputs.shape[:-1] == tokens.shape:
-        return tokens.to(outputs.device)
-    if outputs.ndim > 2 and tokens.shape[1] in outputs.shape[1:]:
-        raise Undefined(
-            f"the outputs of one sample have shape {tuple(outputs.shape[1:])} and its padding "
-            f"mask ({tokens.shape[1]},), expected outputs (tokens, channels)"
-        )
-    return None
 
 
 def _missing_map_reason(name: str, place: ReplaceableCall, fit: AffineFit) -> str:

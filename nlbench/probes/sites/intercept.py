@@ -106,6 +106,7 @@ class SiteCall:
     site: SiteName = field(default_factory=lambda: SiteName("", "", ""))
     call: CallId | None = None  # position in the forward pass
     last: CallId | None = None  # position of the last of several consecutive calls
+    result: int | str | None = None  # position or key of the output in what a module returns
     role: str = "activation"  # activation, gate, attention, softcap, block, mlp, span, module
     # Trackers that determine the role if it depends on how the output is used.
     trackers: list[GateTracker | RoleTracker] = field(default_factory=list)
@@ -410,6 +411,7 @@ class ModuleInterceptor(ModuleStack):
                 last=None if place.last is place.module else self._end_id(place),
                 role=place.kind,
                 problem=place.problem,
+                result=place.result,
             )
         output = super().around(call)
         y: Side | None = None

@@ -483,6 +483,23 @@ def _is_causal(allowed: Tensor) -> bool:
     return square and torch.equal(allowed, torch.ones_like(allowed).tril())
 
 
+def tokens_of_outputs(tokens: Tensor | None, outputs: Tensor) -> Tensor | None:
+    """Return the padding mask (n, t) of outputs, given that of the network; None if none is."""
+    if tokens is None:
+        return None
+    if outputs.ndim > 2:
+        trimmed = trimmed_mask(tokens, outputs.shape[1:2])
+        tokens = tokens if trimmed is None else trimmed
+    if outputs.shape[:-1] == tokens.shape:
+        return tokens.to(outputs.device)
+    if outputs.ndim > 2 and tokens.shape[1] in outputs.shape[1:]:
+        raise Undefined(
+            f"the outputs of one sample have shape {tuple(outputs.shape[1:])} and its padding "
+            f"mask ({tokens.shape[1]},), expected outputs (tokens, channels)"
+        )
+    return None
+
+
 def _attended_positions(allowed: Tensor) -> Tensor:
     """Return True for the positions (n, t) to which some position attends, given pairs (n, q, t).
 
