@@ -131,7 +131,7 @@ class Difference:
 
     @property
     def most_changed(self) -> Difference | None:
-        """The place that changed by more than all others, beyond the error; None if unknown."""
+        """The place that changed by more than all others, beyond the error, or None if unknown."""
         places = sorted(
             (place for place in self.places if math.isfinite(place.change)),
             key=lambda place: -abs(place.change),

@@ -60,7 +60,7 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The confidence interval, with the numerical error, within the bounds; NaN if unknown."""
+        """The confidence interval, with the numerical error, within the bounds, or NaN."""
         low, high = interval(self.value, self.error, self.degrees)
         if math.isnan(low):
             return low, high

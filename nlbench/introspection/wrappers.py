@@ -281,7 +281,7 @@ def _is_changed(wrapper: nn.Module) -> bool:
 
 
 def _own_forward(compiled: nn.Module) -> Any:
-    """Return the function that replaces a compiled module's forward; None if there is none."""
+    """Return the function that replaces a compiled module's forward, or None."""
     forward = vars(compiled).get("forward")
     is_of_pytorch = hasattr(forward, "_torchdynamo_orig_callable") or (
         getattr(forward, "__self__", None) is compiled

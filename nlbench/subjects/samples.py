@@ -322,7 +322,7 @@ def rebatched(batches: Iterable[Tensor], limit: int, known_length: int | None) -
 
 
 def in_model_precision(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Convert floats to the type of a model's parameters; tokens stay integers.
+    """Convert floats to the type of a model's parameters. Integers, such as tokens, stay.
 
     Examples
     --------

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def load_on_cpu(model: str, weights: str, data: str, **fields: Any) -> Subject:
-    """Load a subject on the CPU; the fields are those of `SubjectSpec`."""
+    """Load a subject on the CPU, by the fields of `SubjectSpec`."""
     import torch
 
     from nlbench.subjects.load import load_subject

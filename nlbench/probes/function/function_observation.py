@@ -83,7 +83,7 @@ class FunctionBatch:
             self.precise.check(self.inputs, mode, self.limit)
 
     def precise_outputs(self, count: int) -> Tensor | None:
-        """Return the first outputs in float64; None if the model can't be run in float64."""
+        """Return the first outputs in float64, or None if the model can't be run in float64."""
         return None if self.precise is None else self.precise.outputs(self.inputs[:count])
 
 
@@ -96,7 +96,7 @@ class PreciseFunction:
         self._is_unavailable = False
 
     def outputs(self, inputs: Tensor) -> Tensor | None:
-        """Return the outputs in float64; None if the model can't be run in float64."""
+        """Return the outputs in float64, or None if the model can't be run in float64."""
         if self._is_unavailable:
             return None
         try:

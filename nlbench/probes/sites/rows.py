@@ -168,7 +168,7 @@ class PositionSelector:
         kwargs: Mapping[str, Any],
         is_model: bool = False,
     ) -> Tensor | None:
-        """Return True for the tokens (n, t) of all masks; None if there is no padding."""
+        """Return True for the tokens (n, t) of all masks, or None without padding."""
         arguments = [*args, *kwargs.values()]
         found: Tensor | None = None
         is_known = False
@@ -199,7 +199,7 @@ class PositionSelector:
     def _tokens(
         self, name: str, value: Tensor, arguments: Sequence[Any], is_model: bool
     ) -> Tensor | None:
-        """Return True for the tokens that one mask marks; None if it is no mask of padding."""
+        """Return True for the tokens that one mask marks, or None if it is no mask of padding."""
         value = _with_samples(value, self.samples)
         # Inside a network, a mask may be of windows, or of samples and heads.
         if not is_model and (value.ndim == 1 or len(value) != self.samples):
@@ -484,7 +484,7 @@ def _is_causal(allowed: Tensor) -> bool:
 
 
 def tokens_of_outputs(tokens: Tensor | None, outputs: Tensor) -> Tensor | None:
-    """Return the padding mask (n, t) of outputs, given that of the network; None if none is."""
+    """Return the padding mask (n, t) of outputs, given that of the network, or None."""
     if tokens is None:
         return None
     if outputs.ndim > 2:
@@ -522,7 +522,7 @@ def _attended_positions(allowed: Tensor) -> Tensor:
 
 
 def _parameters(module: nn.Module) -> list[inspect.Parameter]:
-    """Return the parameters of a module's forward method; none if they are unknown."""
+    """Return the parameters of a module's forward method, if they are known."""
     try:
         parameters = list(inspect.signature(module.forward).parameters.values())
         # A method that was replaced on the object passes its arguments on.
