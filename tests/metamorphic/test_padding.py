@@ -8,7 +8,7 @@ from torch import nn
 
 import nlbench
 from nlbench import Undefined
-from nlbench.probes.sites.rows import PositionSelector, _mask_of_lengths
+from nlbench.probes.sites.rows import PositionSelector, _possible_sizes
 from nlbench.probes.sites.sites_probe import RowPolicy
 from nlbench.registry import expand, load
 
@@ -89,8 +89,8 @@ def test_masks_of_pairs_select_the_tokens(kind, form, side, heads):
     selector = PositionSelector(RowPolicy())
     selector.begin(0, 3)
     mask = mask[:, None].expand(-1, heads, -1, -1) if heads else mask
-    selected = selector._mask({"attention_mask": 1}, (None, mask), {})
-    assert torch.equal(selected, tokens)
+    padding = selector._padding({"attention_mask": 1}, (None, mask), {})
+    assert torch.equal(padding.tokens, tokens)
 
 
 @pytest.mark.parametrize("kind", ["keys", "causal", "window"])
@@ -98,9 +98,9 @@ def test_masks_of_pairs_without_padding_leave_nothing_out(kind):
     selector = PositionSelector(RowPolicy())
     selector.begin(0, 3)
     mask = pairs(torch.ones(3, 5).bool(), kind)[:, None]
-    assert selector._mask({"attention_mask": 1}, (None, mask), {}) is None
+    assert selector._padding({"attention_mask": 1}, (None, mask), {}) is None
     biases = torch.where(mask, -torch.rand(3, 1, 5, 5), -1e4)
-    assert selector._mask({"attention_mask": 1}, (None, biases), {}) is None
+    assert selector._padding({"attention_mask": 1}, (None, biases), {}) is None
 
 
 def test_biases_of_heads_do_not_hide_padding():
@@ -110,13 +110,15 @@ def test_biases_of_heads_do_not_hide_padding():
     mask = biases.masked_fill(~tokens[:, None, None], -math.inf)
     selector = PositionSelector(RowPolicy())
     selector.begin(0, 2)
-    assert torch.equal(selector._mask({"attention_mask": 1}, (None, mask), {}), tokens)
+    padding = selector._padding({"attention_mask": 1}, (None, mask), {})
+    assert torch.equal(padding.tokens, tokens)
 
 
 def selected_tokens(mask, name="attention_mask"):
     selector = PositionSelector(RowPolicy())
     selector.begin(0, len(mask))
-    return selector._mask({name: None}, (), {name: mask})
+    padding = selector._padding({name: None}, (), {name: mask})
+    return None if padding is None else padding.tokens
 
 
 TOKENS = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]])
@@ -188,7 +190,7 @@ def test_a_mask_of_signs_gives_no_number():
 def test_a_mask_without_padding_leaves_nothing_out(value):
     selector = PositionSelector(RowPolicy())
     selector.begin(0, 3)
-    assert selector._mask({"attention_mask": 1}, (None, torch.full((3, 4), value)), {}) is None
+    assert selector._padding({"attention_mask": 1}, (None, torch.full((3, 4), value)), {}) is None
 
 
 class Reader(nn.Module):
@@ -550,7 +552,48 @@ def test_padding_is_left_out_however_masks_arrive(way):
 def test_fractions_are_no_lengths():
     x = torch.zeros(2, 6, 3)
     for lengths in ([0.5, 1.0], [1.0, 1.0], [2.5, 6.0], [-1.0, 6.0], [math.nan, 6.0]):
-        assert _mask_of_lengths(torch.tensor(lengths), [x], 2) is None
+        assert not _possible_sizes(torch.tensor(lengths), [x], 2)
+
+
+class ChannelsFirst(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.conv = nn.Conv1d(features, 4, 1)
+        self.activation = nn.SiLU()
+
+    def forward(self, x, lengths):
+        return self.activation(self.conv(x)).mean(2)
+
+
+@pytest.mark.parametrize(
+    ("features", "lengths"),
+    [(6, [6]), (6, [3, 6]), (12, [6]), (12, [3, 7]), (12, [3, 9]), (9, [9]), (12, [9])],
+)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_lengths_count_positions_not_features(is_first, features, lengths):
+    lengths = torch.tensor(lengths * 16)
+    model = ChannelsFirst(features).requires_grad_(False)
+    inputs = torch.randn(len(lengths), features, 9)
+    is_token = (torch.arange(9) < lengths[:, None])[:, None]
+    x = model.conv(inputs)
+    y = model.activation(x)
+    means = [(each * is_token).sum(2) / is_token.sum(2) for each in (x, y)]
+    expected = (means[0] - means[1]).norm() / means[0].norm()
+    if not is_first:
+        inputs = inputs.transpose(1, 2)
+        model = nn.Sequential(model)
+        model.forward = lambda x, lengths: model[0](x.transpose(1, 2), lengths)
+    run = nlbench.evaluate(model, {"x": inputs, "lengths": lengths}, ["norm"], errors="none")
+    assert run.records[0].result.summary["value"] == pytest.approx(expected.item(), rel=1e-5)
+    assert not run.records[0].result.reason
+
+
+def test_lengths_of_spectrograms_as_high_as_long_are_unclear():
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU())
+    model.forward = lambda x, lengths: model[1](model[0](x)).mean((2, 3))
+    lengths = torch.arange(8) + 1
+    run = nlbench.evaluate(model, {"x": torch.randn(8, 1, 9, 12), "lengths": lengths}, ["norm"])
+    assert "lengths count" in run.records[0].result.reason
 
 
 @pytest.mark.parametrize("form", ["attention_mask", "lengths"])
@@ -589,9 +632,9 @@ def test_batches_without_tokens_are_not_unmasked():
         ("key_padding_mask", torch.ones(2, 3)),
         ("lengths", torch.zeros(2).long()),
     ):
-        mask = selector._mask({name: 1}, (x, value), {}, is_model=True)
-        assert mask is not None, name
-        assert not mask.any(), name
+        padding = selector._padding({name: 1}, (x, value), {}, is_model=True)
+        assert padding is not None, name
+        assert not padding.tokens.any(), name
 
 
 class TokenMask(Pooled):

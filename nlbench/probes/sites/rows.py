@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -66,18 +66,70 @@ class SelectedPositions:
     index: Tensor | None = None
 
 
+class Padding(NamedTuple):
+    """The tokens of padded sequences.
+
+    Where only the lengths of n sequences are known, `sizes` are the numbers that their positions
+    may have, and t is the largest.
+    """
+
+    tokens: Tensor  # bool (n, t): True for tokens
+    sizes: frozenset[int] = frozenset()
+
+    def fit(self, sizes: Sequence[int]) -> Tensor | None:
+        """Return the tokens in a tensor with one of the sizes as its number of positions.
+
+        Networks may cut off positions that are padding in all samples.
+
+        Examples
+        --------
+        >>> padding = Padding(torch.tensor([[True, True, False], [True, False, False]]))
+        >>> padding.fit([2]).tolist()
+        [[True, True], [True, False]]
+        """
+        fitting = sorted({*self.sizes, self.tokens.shape[1]}.intersection(sizes))
+        if len(fitting) > 1:
+            raise Undefined(
+                f"which of its axes the lengths count is unknown, that of {fitting[0]} or of "
+                f"{fitting[1]} entries; expected attention_mask with 1 for tokens"
+            )
+        if fitting:
+            return self.tokens[:, : fitting[0]]
+        used = self.tokens.any(0).nonzero()[:, 0]
+        if not len(used):
+            return None
+        tokens = self.tokens[:, int(used[0]) : int(used[-1]) + 1]
+        return tokens if tokens.shape[1] in sizes else None
+
+    @property
+    def is_certain(self) -> bool:
+        """False if all samples may have as many tokens as there are positions."""
+        lengths = self.tokens.sum(1)
+        is_one_length = bool((lengths == lengths[0]).all())
+        return not (is_one_length and int(lengths[0]) in self.sizes)
+
+    def intersect(self, other: Padding) -> Padding:
+        """Return the tokens that are tokens by another mask of the same positions, too."""
+        if self.sizes and not other.sizes:
+            return other.intersect(self)
+        tokens = other.fit(self.tokens.shape[1:]) if other.sizes else other.tokens
+        if tokens is None or tokens.shape != self.tokens.shape:
+            return self
+        return self._replace(tokens=self.tokens & tokens.to(self.tokens.device))
+
+
 class PositionSelector:
     """Selects positions in the tensors of a forward pass."""
 
     def __init__(self, policy: RowPolicy) -> None:
         self.policy = policy
         self.first = self.samples = 0
-        # Mask of the outermost module that gets one; None for encoder–decoders, whose outputs may
-        # be of the other sequence.
-        self.outermost: Tensor | None = None
+        # Padding of the outermost module that gets a mask; None for encoder–decoders, whose outputs
+        # may be of the other sequence.
+        self.outermost: Padding | None = None
         self._translates = False
-        # Padding masks (n, t) of the modules that are running; True for tokens.
-        self._masks: list[Tensor] = []
+        # That of the modules that are running.
+        self._paddings: list[Padding] = []
         self._priorities: dict[tuple[int, int, int], Tensor] = {}
         # Positions of the model's arguments that look like masks and are not read, by name.
         self._possible: dict[str, int] = {}
@@ -89,7 +141,7 @@ class PositionSelector:
         self.first = first
         self.samples = samples
         self.outermost = None
-        self._masks.clear()
+        self._paddings.clear()
         self._possible.clear()
         self._priorities.clear()
 
@@ -124,65 +176,67 @@ class PositionSelector:
             if threading.get_ident() != thread or kwargs is None:
                 return
             with unobserved_calls():
-                mask = (
-                    self._model_mask(parameters, names, args, kwargs)
+                padding = (
+                    self._model_padding(parameters, names, args, kwargs)
                     if is_model
-                    else self._mask(names, args, kwargs)
+                    else self._padding(names, args, kwargs)
                 )
-                pushed.append(mask is not None)
-                if mask is not None:
+                pushed.append(padding is not None)
+                if padding is not None:
                     if self.outermost is None and not self._translates:
-                        self.outermost = mask
-                    self._masks.append(mask)
+                        self.outermost = padding
+                    self._paddings.append(padding)
 
         def leave(module: nn.Module, args: object, returned: object) -> None:
-            if threading.get_ident() == thread and pushed and pushed.pop() and self._masks:
-                self._masks.pop()
+            if threading.get_ident() == thread and pushed and pushed.pop() and self._paddings:
+                self._paddings.pop()
 
         stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
         stack.callback(module.register_forward_hook(leave, always_call=True).remove)
 
-    def _model_mask(
+    def _model_padding(
         self,
         parameters: Sequence[inspect.Parameter],
         names: Mapping[str, int | None],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-    ) -> Tensor | None:
-        """Return the mask of the model's arguments, and remember those that may be masks."""
+    ) -> Padding | None:
+        """Return the padding of the model's arguments, and remember those that may be masks."""
         entries = _entries_of_mappings([*args, *kwargs.values()])
         if not _has_two_sequences({*entries, *(parameter.name for parameter in parameters)}):
             keys = (name for name in (*_MASKS, *_LENGTHS) if name in entries)
             names = dict.fromkeys(keys) | dict(names)
         kwargs = entries | dict(kwargs)
-        mask = self._mask(names, args, kwargs, is_model=True)
-        if mask is None:
+        padding = self._padding(names, args, kwargs, is_model=True)
+        if padding is None:
             named = _named_arguments(parameters, args) | kwargs
             self._possible = _possible_masks(named, names, self.samples)
-        return mask
+        return padding
 
-    def _mask(
+    def _padding(
         self,
         names: Mapping[str, int | None],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         is_model: bool = False,
-    ) -> Tensor | None:
-        """Return True for the tokens (n, t) of all masks, or None without padding."""
+    ) -> Padding | None:
+        """Return what all masks leave, or None without padding."""
         arguments = [*args, *kwargs.values()]
-        found: Tensor | None = None
+        found: Padding | None = None
         is_known = False
         for name, position in names.items():
             value = kwargs.get(name)
             if value is None and position is not None and position < len(args):
                 value = args[position]
+            sizes: frozenset[int] = frozenset()
             if name in _LENGTHS:
-                value = _mask_of_lengths(value, arguments, self.samples)
+                sizes = _possible_sizes(value, arguments, self.samples)
+                value = _mask_of_lengths(value, sizes)
             if not isinstance(value, Tensor) or value.ndim not in (1, 2, 3, 4) or not value.numel():
                 continue
             # Next to a clear mask, an unclear one of pairs is hardly one of padding.
             is_redundant = found is not None or (is_known and value.ndim > 2)
-            if name in _UNCLEAR and (self._masks or is_redundant):
+            if name in _UNCLEAR and (self._paddings or is_redundant):
                 continue
             is_token = self._tokens(name, value, arguments, is_model)
             if is_token is None:
@@ -190,10 +244,8 @@ class PositionSelector:
             is_known = True
             if bool(is_token.all()):
                 continue
-            if found is None:
-                found = is_token
-            elif found.shape == is_token.shape:
-                found = found & is_token.to(found.device)
+            padding = Padding(is_token, sizes)
+            found = padding if found is None else found.intersect(padding)
         return found
 
     def _tokens(
@@ -224,15 +276,17 @@ class PositionSelector:
     def is_unmasked(self, tensor: Tensor, axis: int) -> bool:
         """Return True if there is a padding mask, but not for as many positions as a tensor has."""
         sizes = [size for index, size in enumerate(tensor.shape) if index not in (0, axis)]
-        mask = self._masks[-1] if self._masks else None
-        return mask is not None and math.prod(sizes) > 1 and trimmed_mask(mask, sizes) is None
+        padding = self._paddings[-1] if self._paddings else None
+        if padding is None or math.prod(sizes) <= 1:
+            return False
+        return padding.is_certain and padding.fit(sizes) is None
 
     def select(self, tensor: Tensor, axis: int) -> SelectedPositions | None:
         """Select positions of a tensor. Return None if rows are means over all positions."""
         sizes = [size for index, size in enumerate(tensor.shape) if index not in (0, axis)]
         n, positions = (len(tensor), math.prod(sizes)) if tensor.ndim else (1, 1)
         valid = self._valid(n, sizes, tensor.device)
-        if not self._masks and n == self.samples:
+        if not self._paddings and n == self.samples:
             self.unread |= {name: None for name, size in self._possible.items() if size in sizes}
         if not self.policy.tokens:
             self._refuse_empty(valid)
@@ -255,8 +309,9 @@ class PositionSelector:
 
     def _valid(self, n: int, sizes: Sequence[int], device: torch.device) -> Tensor | None:
         valid = None
-        mask = self._masks[-1] if self._masks else None
-        mask = trimmed_mask(mask, sizes) if mask is not None and n == len(mask) else None
+        padding = self._paddings[-1] if self._paddings else None
+        is_of_samples = padding is not None and n == len(padding.tokens)
+        mask = padding.fit(sizes) if padding is not None and is_of_samples else None
         if mask is not None:
             length = mask.shape[1]
             # Pairs of positions have two axes, and padding may be on either.
@@ -417,31 +472,35 @@ def _allowed(value: Tensor, name: str) -> Tensor:
     raise Undefined(f"'{name}' has values from {value.amin():g} to {value.amax():g}; {_FORMS}")
 
 
-def _mask_of_lengths(lengths: object, arguments: Sequence[object], samples: int) -> Tensor | None:
-    """Return True for the tokens (n, t) of sequences of given lengths. None if t is unknown.
+def _possible_sizes(lengths: object, arguments: Sequence[object], samples: int) -> frozenset[int]:
+    """Return the numbers that the positions of sequences of given lengths may have.
+
+    Empty if the values are no lengths.
 
     Examples
     --------
-    >>> _mask_of_lengths(torch.tensor([2, 1]), [torch.zeros(2, 3, 5)], 2).tolist()
-    [[True, True, False], [True, False, False]]
+    >>> sorted(_possible_sizes(torch.tensor([2, 1]), [torch.zeros(2, 3, 5)], 2))
+    [3, 5]
     """
     if not isinstance(lengths, Tensor) or lengths.shape not in ((samples,), (samples, 1)):
-        return None
+        return frozenset()
     if lengths.is_complex() or lengths.dtype == torch.bool or not samples:
-        return None
-    others = [value for value in arguments if value is not lengths]
+        return frozenset()
     # Fractions of the longest sample are no numbers of tokens, not even if all are 1.
     is_fraction = lengths.is_floating_point() and not 1 < float(lengths.max()) < math.inf
-    if is_fraction or bool((lengths != lengths.floor()).any()):
-        return None
-    lengths = lengths.reshape(samples)
-    longest = int(lengths.max())
+    if is_fraction or bool(((lengths < 0) | (lengths != lengths.floor())).any()):
+        return frozenset()
+    others = [value for value in arguments if value is not lengths]
     tensors = [value for value in others if isinstance(value, Tensor) and value.ndim > 1]
     sizes = [size for value in tensors if len(value) == samples for size in value.shape[1:]]
-    sizes = sorted((size for size in sizes if size >= longest), key=lambda size: size != longest)
-    if not sizes or int(lengths.min()) < 0:
+    return frozenset(size for size in sizes if size >= int(lengths.max()))
+
+
+def _mask_of_lengths(lengths: Any, sizes: frozenset[int]) -> Tensor | None:
+    """Return True for the tokens (n, t) of sequences of given lengths, or None without sizes."""
+    if not sizes:
         return None
-    return torch.arange(sizes[0], device=lengths.device) < lengths[:, None]
+    return torch.arange(max(sizes), device=lengths.device) < lengths.reshape(-1, 1)
 
 
 def _with_samples(mask: Tensor, samples: int) -> Tensor:
@@ -458,41 +517,22 @@ def _with_samples(mask: Tensor, samples: int) -> Tensor:
     return mask.expand(samples, *mask.shape[1:]) if len(mask) == 1 else mask
 
 
-def trimmed_mask(mask: Tensor, sizes: Sequence[int]) -> Tensor | None:
-    """Return a padding mask (n, t) for a tensor with one of the sizes as its number of positions.
-
-    Networks may cut off positions that are padding in all samples.
-
-    Examples
-    --------
-    >>> trimmed_mask(torch.tensor([[True, True, False], [True, False, False]]), [2]).tolist()
-    [[True, True], [True, False]]
-    """
-    if mask.shape[1] in sizes:
-        return mask
-    used = mask.any(0).nonzero()[:, 0]
-    if not len(used):
-        return None
-    mask = mask[:, int(used[0]) : int(used[-1]) + 1]
-    return mask if mask.shape[1] in sizes else None
-
-
 def _is_causal(allowed: Tensor) -> bool:
     """Return True for a mask of all pairs of positions, not of samples and positions."""
     square = allowed.shape[0] == allowed.shape[1] > 1
     return square and torch.equal(allowed, torch.ones_like(allowed).tril())
 
 
-def tokens_of_outputs(tokens: Tensor | None, outputs: Tensor) -> Tensor | None:
-    """Return the padding mask (n, t) of outputs, given that of the network, or None."""
-    if tokens is None:
+def tokens_of_outputs(padding: Padding | None, outputs: Tensor) -> Tensor | None:
+    """Return True for the tokens (n, t) of outputs, given the network's padding, or None."""
+    if padding is None:
         return None
-    if outputs.ndim > 2:
-        trimmed = trimmed_mask(tokens, outputs.shape[1:2])
-        tokens = tokens if trimmed is None else trimmed
+    tokens = padding.fit(outputs.shape[1:2]) if outputs.ndim > 2 else None
+    if tokens is None:
+        tokens = padding.tokens
     if outputs.shape[:-1] == tokens.shape:
         return tokens.to(outputs.device)
-    if outputs.ndim > 2 and tokens.shape[1] in outputs.shape[1:]:
+    if outputs.ndim > 2 and {tokens.shape[1], *padding.sizes}.intersection(outputs.shape[1:]):
         raise Undefined(
             f"the outputs of one sample have shape {tuple(outputs.shape[1:])} and its padding "
             f"mask ({tokens.shape[1]},), expected outputs (tokens, channels)"
