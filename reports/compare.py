@@ -54,7 +54,9 @@ _MARKS = {
 _MAX_ROWS = 200
 _MAX_DRAWN = 24
 _IDENTITY = ("model", "weights", "data", "seed")
-_SUBJECT_FACTS = ("weights_hash", "sample_hash", "samples", "split", "preprocessing", "parameters")
+_SUBJECT_FACTS = (
+    "weights_hash", "sample_hash", "samples", "split", "preprocessing", "parameters", "batch_norm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -588,8 +590,7 @@ def _explanations(
     known = [NamedRun(str(run.name), run.manifest).subjects for run in (first, second)]
     for pair in pairs:
         old, new = (facts.get(s.identity, {}) for facts, s in zip(known, pair, strict=True))
-        for name in _differing_facts(old, new):
-            change_ = (name.replace("_", " "), str(old.get(name, "")), str(new.get(name, "")))
+        for change_ in _differing_facts(old, new):
             changes.setdefault(change_, []).append(_label(*pair))
     for (name, old_text, new_text), labels in changes.items():
         prefix = "" if len(labels) == len(pairs) else f"{', '.join(labels)}: "
@@ -607,11 +608,33 @@ def _run_facts(manifest: Mapping[str, Any], shared: Mapping[str, set[str]]) -> d
     return {name: str(value) for name, value in (*iter_settings(manifest), *environment)}
 
 
-def _differing_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return the facts of a subject that differ, without those that others imply."""
+def _differing_facts(
+    old: Mapping[str, Any], new: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the facts of a subject that differ, without those that others imply."""
     names = [n for n in (*_IDENTITY, *_SUBJECT_FACTS) if old.get(n) != new.get(n)]
     if "weights" in names or "model" in names:
         names = [name for name in names if name != "weights_hash"]
     if "data" in names or "seed" in names:
         names = [name for name in names if name != "sample_hash"]
-    return names
+    for name in names:
+        yield name.replace("_", " "), str(old.get(name, "")), str(new.get(name, ""))
+    before, after = (_options_and_versions(facts) for facts in (old, new))
+    # Other models and data have other options and files.
+    is_same = not {"model", "data"}.intersection(names)
+    for name in unique([*before, *after]):
+        is_known = name in before and name in after
+        is_option = name.startswith(("model.", "data."))
+        if before.get(name) != after.get(name) and (is_known or (is_same and is_option)):
+            yield name, before.get(name, ""), after.get(name, "")
+
+
+def _options_and_versions(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options of a subject's model and data, and the versions of their files."""
+    parts = {"arguments": "model.", "data_options": "data."}
+    parts |= {"sources": "version of ", "files": "version of "}
+    return {
+        f"{prefix}{name}": str(value)
+        for part, prefix in parts.items()
+        for name, value in (facts.get(part) or {}).items()
+    }

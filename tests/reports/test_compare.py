@@ -186,6 +186,28 @@ def test_what_could_explain_a_difference_is_named(before):
     }
 
 
+@pytest.mark.parametrize(
+    ("fact", "old", "new", "expected"),
+    [
+        ("arguments", {"act": "relu"}, {"act": "tanh"}, ("model.act", "relu", "tanh")),
+        ("arguments", None, {"act": "tanh"}, ("model.act", "", "tanh")),
+        ("data_options", {"size": 4}, {"size": 8}, ("data.size", "4", "8")),
+        ("sources", {"a.py:A": "da"}, {"a.py:A": "ec"}, ("version of a.py:A", "da", "ec")),
+        ("files", {"x.csv": "da"}, {"x.csv": "ec"}, ("version of x.csv", "da", "ec")),
+        ("batch_norm", "trained", "samples", ("batch norm", "trained", "samples")),
+        ("files", None, {"x.csv": "ec"}, None),
+        ("key", "1", "2", None),
+    ],
+)
+def test_options_and_files_of_a_subject_explain_a_difference(before, fact, old, new, expected):
+    runs = [
+        Run({**before.manifest, "subjects": [{**s, fact: value} for s in subjects]}, before.records)
+        for subjects in [before.manifest["subjects"]]
+        for value in (old, new)
+    ]
+    assert compare_runs(*runs).explanations == (() if expected is None else (expected,))
+
+
 def test_options_of_one_run_only_explain_nothing(before):
     probes = {**before.manifest["probes"], "planes": {"size": 100}}
     parameters = {"name": "parameters", "version": "1", "options": {"base": 2}}
