@@ -28,7 +28,7 @@ from .memory import is_out_of_memory
 from .model_output import validated_outputs
 from .model_state import evaluation_mode, preserve_attributes, refuse_unobservable
 from .pytree import tree_leaves, tree_map
-from .random_state import preserve_rng_state
+from .random_state import preserve_rng_state, rng_state
 from .wrappers import through_wrappers
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -219,11 +219,14 @@ def _check_copy(model: nn.Module, copied: nn.Module, dtype: torch.dtype, inputs:
         return validated_outputs(network(inputs.clone()), 1).detach().double().cpu()
 
     with evaluation_mode(model), preserve_attributes(model), preserve_rng_state(device):
+        before = rng_state(device)
         try:
             expected = run(model, sample)
             nudged = run(model, sample * (1 + COARSEST_EPS * signs))
             other = run(model, other_samples(inputs)[0].to(device, own))
         except Exception:  # Nothing to compare with.
+            return
+        if rng_state(device) != before:  # The outputs of one network differ, too.
             return
         try:
             output = run(copied, sample.to(precise_device(model, inputs), dtype))

@@ -225,12 +225,16 @@ class FunctionMeasure(PooledMeasure):
             raise PluginError(
                 f"measure '{self.name}': the function returned {text}, expected one number; {fix}"
             )
+        if "complex" in str(getattr(returned, "dtype", kind)):
+            kind = "complex number"
         try:
-            return float(returned)  # type: ignore[arg-type]
+            if kind != "complex number":  # NumPy would leave out the imaginary part.
+                return float(returned)  # type: ignore[arg-type]
         except (TypeError, ValueError):
-            raise PluginError(
-                f"measure '{self.name}': the function returned a {kind}, expected one number"
-            ) from None
+            pass
+        raise PluginError(
+            f"measure '{self.name}': the function returned a {kind}, expected one number"
+        )
 
 
 class _Scores(Accumulator):

@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import nlbench
+from nlbench.introspection.model_copy import double_copy
 
 
 class Layers(nn.Module):
@@ -287,3 +288,29 @@ def test_a_mean_over_few_of_the_places_is_undefined():
     for name in ("r2", "affinity"):
         assert found[name].status == "undefined"
         assert found[name].reason.startswith("1 of 33 places: ")
+
+
+class Scripted(Layers):
+    def hidden(self, h):
+        return torch.jit.script(add_sine)(h)
+
+
+def add_sine(x):
+    return x + torch.sin(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
+def test_lines_through_a_scripted_function_name_its_operation():
+    assert "not piecewise affine" in results(Scripted(), measures=["density"])["density"].reason
+
+
+class DropsInputs(nn.Sequential):
+    def forward(self, x):
+        return super().forward(nn.functional.dropout(x, 0.5, training=True))
+
+
+def test_a_copy_of_a_random_network_is_not_blamed():
+    for seed in range(40):
+        torch.manual_seed(seed)
+        model = DropsInputs(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+        assert double_copy(model, inputs=torch.randn(8, 5)) is not None

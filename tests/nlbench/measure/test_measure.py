@@ -283,6 +283,8 @@ def test_pooled_measure_lists_undefined_sites_with_reasons():
         (torch.zeros(8), "a Tensor of 8 numbers, expected one number; return its mean()"),
         (np.zeros(3), "a ndarray of 3 numbers, expected one number; return its mean()"),
         ("text", "returned a str, expected one number"),
+        (torch.tensor(1j), "returned a complex number, expected one number"),
+        (np.complex64(1j), "returned a complex number, expected one number"),
     ],
 )
 def test_a_function_that_returns_no_number_is_refused(returned, mend):

@@ -30,6 +30,7 @@ from nlbench.introspection.function_calls import (
     out_of_place,
     positional,
     tensors_in,
+    unobserved_calls,
     written_in,
 )
 from nlbench.introspection.model_copy import double_copy, precise_device, shape_copy
@@ -266,8 +267,9 @@ class Recorder(DispatchMode):
         """Raise if one of the values depends on an operation that can't be traced."""
         tensors = values if self._refused or self._refused_memory else ()
         for tensor in filter(torch.is_tensor, tensors):
-            error = self._refused.get(tensor) or self._refused_memory.get(get_memory_key(tensor))
-            if error is not None:
+            with unobserved_calls():
+                memory = get_memory_key(tensor)
+            if error := self._refused.get(tensor) or self._refused_memory.get(memory):
                 raise error
 
     def record_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
