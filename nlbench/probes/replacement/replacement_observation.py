@@ -430,7 +430,7 @@ class _PlaceFits:
         for place in places:
             self._starting[place.call].append(place)
             self._ending[place.end].append(place)
-        self._interception = CallInterception(model)
+        self._interception = CallInterception(model, places)
         self._selector = PositionSelector(RowPolicy(tokens=True))
         # Rows of the inputs of running calls, without padding, and their indices.
         self._running: dict[str, tuple[Tensor, Tensor | None]] = {}

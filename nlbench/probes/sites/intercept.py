@@ -106,6 +106,7 @@ class SiteCall:
     site: SiteName = field(default_factory=lambda: SiteName("", "", ""))
     call: CallId | None = None  # position in the forward pass
     last: CallId | None = None  # position of the last of several consecutive calls
+    argument: int | str | None = None  # position or keyword of a module's input
     result: int | str | None = None  # position or key of the output in what a module returns
     role: str = "activation"  # activation, gate, attention, softcap, block, mlp, span, module
     # Trackers that determine the role if it depends on how the output is used.
@@ -411,6 +412,7 @@ class ModuleInterceptor(ModuleStack):
                 last=None if place.last is place.module else self._end_id(place),
                 role=place.kind,
                 problem=place.problem,
+                argument=place.argument,
                 result=place.result,
             )
         output = super().around(call)
