@@ -35,7 +35,6 @@ from nlbench.introspection.batch_independence import (
     depends_on_order,
     describe_outputs,
     is_finite_among,
-    other_samples,
     spread,
 )
 from nlbench.introspection.memory import is_out_of_memory, release_freed_memory, synchronize
@@ -409,8 +408,7 @@ class _SampleCheck:
 
     def _describe(self, samples: Tensor, together: Tensor | None) -> str:
         if self._needs_function:
-            pair = torch.cat([samples[:1], other_samples(samples)[0]])
-            dependence = check_memory(self._rows, pair)
+            dependence = check_memory(self._rows, samples)
         else:
             dependence = describe_outputs(self._rows, samples, together)
         if dependence or self._is_finite:

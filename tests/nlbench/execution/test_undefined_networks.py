@@ -78,7 +78,15 @@ def test_site_without_real_numbers_is_undefined(network, reason):
 
 
 @pytest.mark.parametrize(
-    "mix", [lambda h: h - h.mean(0), lambda h: h.softmax(0), lambda h: h + h.roll(1, 0)]
+    "mix",
+    [
+        lambda h: h - h.mean(0),
+        lambda h: h.softmax(0),
+        lambda h: h + h.roll(1, 0),
+        lambda h: h + h.roll(2, 0),
+        lambda h: h.roll(2, 0),
+        lambda h: torch.cat([h[:1], h[1:-1].flip(0), h[-1:]]),
+    ],
 )
 def test_functions_of_a_batch_have_no_lines(mix):
     network = Layers()
