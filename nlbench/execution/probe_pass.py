@@ -57,7 +57,7 @@ from nlbench.signals import raise_interruption
 from nlbench.subjects.samples import HEAD_SAMPLES, DrawnBatches
 from nlbench.subjects.subject import Subject
 
-from .masks import refuse_masks
+from .masks import refuse_masks, refuse_mixed_types
 
 DEPENDS_ON = "depends_on"
 """Key in a result's notes: what the network's results depend on but their own sample."""
@@ -253,6 +253,8 @@ class Pass:
             with restored_thread_state(self.changes):
                 if probe.needs_function:
                     refuse_masks(subject)
+                if probe.needs_one_type:
+                    refuse_mixed_types(subject)
                 if probe.runs_samples and not probe.checks_samples:
                     check()
                 facts = probe.observe(
