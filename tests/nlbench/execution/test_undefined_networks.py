@@ -295,3 +295,27 @@ def test_a_mean_over_few_of_the_places_is_undefined():
     for name in ("r2", "affinity"):
         assert found[name].status == "undefined"
         assert found[name].reason.startswith("1 of 33 places: ")
+
+
+class ControlFlow(nn.Module):
+    """Takes a branch by an operator of PyTorch, which compiles both."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.first(x.sigmoid())
+        return self.last(torch.cond(torch.tensor(True), torch.relu, torch.tanh, (h,)))
+
+
+def test_compiled_control_flow_is_undefined():
+    before = torch.compile
+    measures = ["norm", "substitution", "nlc", "pieces", "density", "pathlength", "accuracy"]
+    found = results(ControlFlow(), measures=measures)
+    assert found.pop("accuracy").status == "ok"
+    for name, result in found.items():
+        assert result.status == "undefined", name
+        assert "as torch.cond does" in result.reason
+    assert torch.compile is before
