@@ -156,14 +156,13 @@ class EffectiveDepth(SampleMeasure):
             tokens = observation.tokens
             counted_outputs = before if tokens is None else before[tokens]
             self._probabilities = are_probabilities(counted_outputs)
-            interception = CallInterception(model)
+            interception = CallInterception(model, self._orders["last"])
             changes = []
             counted = torch.empty(0)
             for order in self._orders.values():
                 for count in range(1, len(order) + 1):
                     skipped = {place.end: torch.clone for place in order[:count]}
-                    results = {place.end: place.result for place in order[:count]}
-                    after = validated_tensor(run_replaced(interception, inputs, skipped, results))
+                    after = validated_tensor(run_replaced(interception, inputs, skipped))
                     pair = before, after
                     if self._probabilities:
                         pair = log_probabilities(before), log_probabilities(after)
@@ -192,7 +191,7 @@ class EffectiveDepth(SampleMeasure):
                     influence[place.name] = float(block_influence(*rows))
             return output
 
-        CallInterception(model).run(inputs.clone(), observe)
+        CallInterception(model, calls.values()).run(inputs.clone(), observe)
         places = [place for place in calls.values() if place.name in influence]
         if not places:
             raise Undefined("there is no block whose output has the shape of its input")

@@ -150,6 +150,8 @@ class Influence(PooledMeasure):
     """
 
     name: ClassVar[str] = "influence"
+    # 2: of several outputs of a block, the stream counts, not the first.
+    version: ClassVar[str] = "2"
     bounds: ClassVar[tuple[float, float]] = (0.0, 2.0)
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "rotations")
     independent_sites: ClassVar[bool] = True

@@ -549,8 +549,8 @@ class Linearity(PooledMeasure):
     """
 
     name: ClassVar[str] = "linearity"
-    # 2: copies of a sequence are in one fold, and count once.
-    version: ClassVar[str] = "2"
+    # 3: of several outputs of a block, the stream counts, not the first.
+    version: ClassVar[str] = "3"
     bounds: ClassVar[tuple[float, float]] = (-math.inf, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
     options: ClassVar[Mapping[str, Option]] = {

@@ -22,7 +22,7 @@ from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.module_stack import CallId
 from nlbench.measure.contract import load_measure
 from nlbench.measures.accuracy import IGNORED_LABEL
-from nlbench.measures.substitution import divergence
+from nlbench.measures.substitution import are_probabilities, divergence, log_probabilities
 from nlbench.options import OptionValue
 from nlbench.probes.replacement import (
     AffineFit,
@@ -32,7 +32,7 @@ from nlbench.probes.replacement import (
     find_calls,
 )
 from nlbench.probes.replacement.fits import copy_to_rows
-from nlbench.probes.replacement.interception import first_tensor
+from nlbench.probes.replacement.interception import get_tensor
 from nlbench.probes.replacement.prefix import replace_output, run_replaced
 from nlbench.subjects.subject import Subject
 
@@ -166,8 +166,7 @@ def refitted_maps(
         original = x.clone()
         rows = copy_to_rows(x, call.channel_axis)
         output = compute()
-        y = first_tensor((output,))
-        assert y is not None
+        y = get_tensor(output, call.result)
         fit = AffineFit(is_full)
         fit.add(rows, copy_to_rows(y, call.channel_axis))
         affine = fit.full() if is_full else fit.per_channel()
@@ -177,9 +176,11 @@ def refitted_maps(
                 f"samples have {fit.rows:,}: raise --fit-samples (for text, also text.windows)"
             )
         maps[call.name] = affine
-        return replace_output(x, lambda: output, lambda _: affine(original, call.channel_axis))
+        return replace_output(
+            x, lambda: output, lambda _: affine(original, call.channel_axis), call.result
+        )
 
-    CallInterception(model).run(inputs.clone(), replace)
+    CallInterception(model, calls).run(inputs.clone(), replace)
     if missing := [call.name for call in calls if call.name not in maps]:
         raise Undefined(f"the network doesn't call {missing[0]} on the fitting samples")
     return maps
@@ -298,8 +299,9 @@ class Removal:
 
     def step(self, removed: Sequence[str]) -> Step:
         """Evaluate the network with some calls removed."""
-        outputs = self._outputs(self.maps(removed))
-        kl, positions = divergence(self._original, outputs)
+        outputs = class_logits(self._outputs(self.maps(removed)), self._original)
+        original = class_logits(self._original, self._original)
+        kl, positions = divergence(original, outputs)
         mean_kl = float(kl.sum() / positions.sum())
         accuracy = loss = None
         if self._labels is not None:
@@ -316,8 +318,21 @@ class Removal:
             for name, affine in maps.items()
         }
         with evaluation_mode(self._model), without_fast_path():
-            output = run_replaced(CallInterception(self._model), self._inputs, replacements)
+            interception = CallInterception(self._model, self._calls.values())
+            output = run_replaced(interception, self._inputs, replacements)
         return validated_outputs(output, len(self._inputs))
+
+
+def class_logits(outputs: Tensor, original: Tensor) -> Tensor:
+    """Return the logits of outputs, which are probabilities if those of the original network are.
+
+    Examples
+    --------
+    >>> even = torch.full((1, 2), 0.5)
+    >>> class_logits(even, even).tolist() == even.log().tolist()
+    True
+    """
+    return log_probabilities(outputs) if are_probabilities(original) else outputs
 
 
 def sample_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,9 @@ from nlbench.introspection.module_stack import CallId
 from nlbench.introspection.wrapped_calls import count_call, replace_module, track_calls, wrap_calls
 from nlbench.parsers import unique
 from nlbench.probes.replacement import AffineMap, CallInterception, ReplaceableCall, find_calls
-from nlbench.probes.replacement.interception import first_tensor
+from nlbench.probes.replacement.interception import get_tensor
 from nlbench.probes.replacement.prefix import run_replaced
+from nlbench.probes.sites.modules import replace_entry
 
 REMOVED = "removed_calls"
 """Name of the child that replaces activation calls in a module's own forward."""
@@ -71,40 +72,81 @@ class AffineModule(nn.Module):
     inputs, outputs : int
         Numbers of channels.
     axis : int
-        Channel axis of the input, which is the first tensor among the arguments.
-    others : int or None
-        Number of additional outputs, which are all None; None to return a tensor, not a tuple.
+        Channel axis of the input.
+    argument : int, str or None
+        Position or keyword of the input among the arguments; None for the first tensor.
+    result : int, str or None
+        Position or key of the output in what is returned; None if it is all of it.
+    returned : tuple, list, mapping or None
+        What is returned, whose other entries are None.
 
     Examples
     --------
-    >>> layer = AffineModule(nn.ReLU(), 2, 3, 1, others=1)
+    >>> layer = AffineModule(nn.ReLU(), 2, 3, 1, result=0, returned=(None, None))
     >>> output, attention_weights = layer(torch.tensor([[-1.0, 2.0]]))
     >>> output.tolist(), attention_weights
     ([[-1.0, 2.0, 0.0]], None)
     """
 
     def __init__(
-        self, original: nn.Module, inputs: int, outputs: int, axis: int, others: int | None = None
+        self,
+        original: nn.Module,
+        inputs: int,
+        outputs: int,
+        axis: int,
+        *,
+        argument: int | str | None = None,
+        result: int | str | None = None,
+        returned: Any = None,
     ) -> None:
         super().__init__()
         for name, value in vars(original).items():
             if not name.startswith("_") and name != "forward":
                 setattr(self, name, value)
         self.axis = axis
-        self.others = others
+        self.argument = argument
+        self.result = result
+        self.returned = returned
         self.weight = nn.Parameter(torch.eye(inputs, outputs))
         self.bias = nn.Parameter(torch.zeros(outputs))
 
+    @classmethod
+    def at(
+        cls, place: ReplaceableCall, original: nn.Module, x: Tensor, returned: Any
+    ) -> AffineModule:
+        """Return the replacement of a module with an input, given what it returns."""
+        axis = place.channel_axis
+        outputs = get_tensor(returned, place.result).shape[axis]
+        layer = cls(
+            original,
+            x.shape[axis],
+            outputs,
+            axis,
+            argument=place.argument,
+            result=place.result,
+            returned=_without_values(returned),
+        )
+        return layer.to(x).eval()
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Apply the map to the channels of the first tensor."""
-        x = first_tensor((*args, *kwargs.values()))
-        assert x is not None
+        """Apply the map to the channels of the input."""
+        x = get_tensor({**dict(enumerate(args)), **kwargs}, self.argument)
         output = (x.movedim(self.axis, -1) @ self.weight + self.bias).movedim(-1, self.axis)
-        return output if self.others is None else (output, *[None] * self.others)
+        return replace_entry(self.returned, self.result, output)
 
     def extra_repr(self) -> str:
         """Return the numbers of channels and the axis."""
         return f"{len(self.weight)}, {len(self.bias)}, axis={self.axis}"
+
+
+def _without_values(returned: Any) -> Any:
+    """Return a module's return value with None in place of each entry."""
+    if isinstance(returned, Tensor):
+        return None
+    keys = returned if isinstance(returned, Mapping) else range(len(returned))
+    for key in list(keys):
+        returned = replace_entry(returned, key, None)
+    return returned
 
 
 Layer: TypeAlias = AffineActivation | AffineModule
@@ -175,16 +217,8 @@ def _insert_layers(
             raise RequestError(f"the model has no place '{place}'{nearest(place, calls)}")
     chosen = [calls[place] for place in unique(places)]
     with evaluation_mode(twin), without_fast_path():
-        interception = CallInterception(twin)
-        recorded: dict[CallId, tuple[Tensor, Any]] = {}
-
-        def record(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
-            # Keys are ordered by when the calls start, not by when they return.
-            recorded[call] = x, None
-            recorded[call] = x, compute()
-            return recorded[call][1]
-
-        interception.run(example.clone(), record)
+        interception = CallInterception(twin, chosen)
+        recorded = record_calls(interception, example)
         layers = {call.name: _layer(twin, call, *recorded[call.call], of) for call in chosen}
         # The new layers start as identities.
         maps = {}
@@ -195,7 +229,7 @@ def _insert_layers(
     _replace(twin, chosen, list(recorded), layers)
     reason = "an activation that overwrites its input"
     if of != "activations":
-        reason = "an output of a module other than the first"
+        reason = "an output of a module other than its stream"
     try:
         with evaluation_mode(twin), without_fast_path():
             output = twin(example.clone())
@@ -211,16 +245,27 @@ def _insert_layers(
     return twin, layers
 
 
+def record_calls(
+    interception: CallInterception, inputs: Tensor
+) -> dict[CallId, tuple[Tensor, Any]]:
+    """Return the input and the output of each call of a forward pass."""
+    recorded: dict[CallId, tuple[Tensor, Any]] = {}
+
+    def record(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
+        # Keys are ordered by when the calls start, not by when they return.
+        recorded[call] = x, None
+        recorded[call] = x, compute()
+        return recorded[call][1]
+
+    interception.run(inputs.clone(), record)
+    return recorded
+
+
 def _layer(model: nn.Module, place: ReplaceableCall, x: Tensor, output: Any, of: str) -> Layer:
     """Return the layer that replaces a call."""
     if of == "activations":
         return AffineActivation(place.channels, place.channel_axis).to(x).eval()
-    y = first_tensor((output,))
-    assert y is not None
-    others = len(output) - 1 if isinstance(output, tuple) else None
-    axis = place.channel_axis
-    original = model.get_submodule(place.call.path)
-    return AffineModule(original, x.shape[axis], y.shape[axis], axis, others).to(x).eval()
+    return AffineModule.at(place, model.get_submodule(place.call.path), x, output)
 
 
 def _replace(

@@ -22,7 +22,7 @@ from nlbench.parsers import parse_index, unique
 from nlbench.probes.replacement import find_calls
 from nlbench.subjects.subject import Subject
 
-from .curve import removal_order, removal_samples, sample_losses
+from .curve import class_logits, removal_order, removal_samples, sample_losses
 from .spans import (
     BATCH,
     ROWS_PER_COEFFICIENT,
@@ -252,6 +252,6 @@ class SpanRemoval:
         batches = (torch.split(tensor, BATCH) for tensor in (self._inputs, self._labels))
         for batch, targets in zip(*batches, strict=True):
             logits = validated_outputs(network(batch.clone()), len(batch))
-            sums, positions = sample_losses(logits, targets)
+            sums, positions = sample_losses(class_logits(logits, logits), targets)
             losses.append(sums / positions.clamp(min=1))
         return torch.cat(losses).mean().item()

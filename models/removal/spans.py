@@ -9,11 +9,12 @@ fits are regressions of y - x with a penalty on the map, so that a large penalty
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +27,12 @@ from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.module_stack import CallId
 from nlbench.measures.statistics.regression import RegressionMap, RegressionSums
 from nlbench.measures.substitution import divergence, loss_change
-from nlbench.probes.replacement import AffineMap, ReplaceableCall
-from nlbench.probes.replacement.interception import first_tensor
+from nlbench.probes.replacement import AffineMap, CallInterception, ReplaceableCall
+from nlbench.probes.replacement.interception import first_tensor, get_tensor
 from nlbench.probes.replacement.prefix import SharedPrefix
 
-from .network import AffineModule
+from .curve import class_logits
+from .network import AffineModule, record_calls
 
 SPAN_MAPS = ("skip", "fold", "affine")
 
@@ -50,6 +52,8 @@ RANK_TOLERANCE = 1e-12
 """Eigenvalues below this fraction of the largest one are taken as zero."""
 
 BATCH = 4
+
+Key: TypeAlias = int | str | None
 
 
 @dataclass(frozen=True)
@@ -295,30 +299,35 @@ def _is_transposed(module: nn.Module) -> bool:
 
 @contextmanager
 def watch(
-    model: nn.Module, inputs: Iterable[str] = (), outputs: Iterable[str] = ()
+    model: nn.Module,
+    inputs: Mapping[str, Key] = MappingProxyType({}),
+    outputs: Mapping[str, Key] = MappingProxyType({}),
 ) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """Record copies of the first tensors that modules take and return, by path."""
+    """Record copies of tensors that modules take and return, by path.
+
+    The paths are mapped to the positions or keys of the tensors; None is the first tensor.
+    """
     taken: dict[str, Tensor] = {}
     returned: dict[str, Tensor] = {}
 
-    def record(tensors: dict[str, Tensor], path: str, values: Any) -> None:
-        if (tensor := first_tensor(values)) is not None:
+    def record(tensors: dict[str, Tensor], path: str, values: Any, key: Key) -> None:
+        if key is not None or first_tensor((values,)) is not None:
             tensors.pop(path, None)  # So that the order is that of the last calls.
-            tensors[path] = tensor.clone()
+            tensors[path] = get_tensor(values, key).clone()
 
     def record_input(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        record(taken, path, (args, kwargs))
+        record(taken, path, {**dict(enumerate(args)), **kwargs}, inputs[path])
 
     def record_output(path: str, module: nn.Module, args: Any, output: Any) -> None:
-        record(returned, path, (output,))
+        record(returned, path, output, outputs[path])
 
     handles: list[Any] = []
     try:
-        for path in set(inputs):
+        for path in inputs:
             hook = partial(record_input, path)
             module = model.get_submodule(path)
             handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        for path in set(outputs):
+        for path in outputs:
             module = model.get_submodule(path)
             handles.append(module.register_forward_hook(partial(record_output, path)))
         yield taken, returned
@@ -362,9 +371,10 @@ class SpanEvaluation:
         before = f"{span.blocks}.{span.first - 1}"
         block = self.model.get_submodule(before)
         start = span.place.call.path
+        stream_input = {start: span.place.argument}
         paths = [f"{before}.{path}" for path, _ in block.named_modules() if path]
         example = self.inputs[:1]
-        with watch(self.model, [start], paths) as (taken, outputs):
+        with watch(self.model, stream_input, dict.fromkeys(paths)) as (taken, outputs):
             self.model(example.clone())
         stream = taken[start]
         called = [path.removeprefix(f"{before}.") for path in outputs]
@@ -376,7 +386,7 @@ class SpanEvaluation:
         layer = block.get_submodule(path)
         handle = layer.register_forward_hook(lambda module, args, output: 2 * output)
         try:
-            with watch(self.model, [start]) as (taken, _):
+            with watch(self.model, stream_input) as (taken, _):
                 self.model(example.clone())
         finally:
             handle.remove()
@@ -393,10 +403,11 @@ class SpanEvaluation:
             fits[span] = {"affine": StreamFit(has_bias=True)}
             if layer is not None:
                 fits[span]["fold"] = StreamFit(self.model.get_submodule(layer).bias is not None)
-        starts = [span.place.call.path for span in spans]
-        ends = [span.place.end.path for span in spans]
+        starts = {span.place.call.path: span.place.argument for span in spans}
+        outputs: dict[str, Key] = dict.fromkeys(filter(None, layers.values()))
+        outputs |= {span.place.end.path: span.place.result for span in spans}
         for batch in torch.split(self.fitting, BATCH):
-            with watch(self.model, starts, [*ends, *filter(None, layers.values())]) as streams:
+            with watch(self.model, starts, outputs) as streams:
                 self.model(batch.clone())
             taken, returned = streams
             for span, layer in layers.items():
@@ -436,7 +447,7 @@ class SpanEvaluation:
         self, prefix: SharedPrefix, results: Sequence[SpanResult], batch: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the original outputs, and those of the layers that maps fold into."""
-        layers = [result.layer for result in results if result.layer is not None]
+        layers = dict.fromkeys(result.layer for result in results if result.layer is not None)
         with watch(self.model, outputs=layers) as (_, branches):
             return validated_outputs(prefix.record(batch), len(batch)), branches
 
@@ -464,7 +475,8 @@ class SpanEvaluation:
                 untie_head(pretrained_model(twin))
             layer = embedding(twin) if result.layer is None else twin.get_submodule(result.layer)
             _fold(layer, result.maps["fold"])
-        delete_blocks(twin, span, result.maps["affine"] if map_name == "affine" else None)
+        fitted = _affine_layer(twin, result, example) if map_name == "affine" else None
+        delete_blocks(twin, span, fitted)
         try:
             with torch.no_grad(), evaluation_mode(twin), without_fast_path():
                 output = validated_outputs(twin(example.clone()), len(example))
@@ -507,10 +519,8 @@ def _replaced(
 
 def _loss_increases(original: Tensor, output: Tensor, labels: Tensor | None) -> Tensor:
     """Return the increase of each sample's loss (n,), or without labels the divergence."""
-    if labels is None:
-        change, positions = divergence(original, output)
-    else:
-        change, positions = loss_change(original, output, labels)
+    pair = class_logits(original, original), class_logits(output, original)
+    change, positions = divergence(*pair) if labels is None else loss_change(*pair, labels)
     return change / positions.clamp(min=1)
 
 
@@ -529,19 +539,26 @@ def _fold(layer: nn.Module, fitted: StreamMap) -> None:
         bias.copy_(bias.double() @ matrix + fitted.bias)
 
 
-def delete_blocks(model: nn.Module, span: Span, fitted: StreamMap | None = None) -> None:
-    """Delete a span of blocks in place, or put an affine map of the stream where they were."""
+def _affine_layer(model: nn.Module, result: SpanResult, example: Tensor) -> AffineModule:
+    """Return the affine map of the stream that replaces a span."""
+    place = result.span.place
+    fitted = result.maps["affine"]
+    original = model.get_submodule(place.call.path)
+    with torch.no_grad(), evaluation_mode(model), without_fast_path():
+        recorded = record_calls(CallInterception(model, [place]), example)
+        layer = AffineModule.at(place, original, recorded[place.call][0], recorded[place.end][1])
+        layer.weight.copy_(fitted.weight + torch.eye(len(fitted.weight)).to(fitted.weight))
+        layer.bias.copy_(fitted.bias)
+    return layer
+
+
+def delete_blocks(model: nn.Module, span: Span, fitted: nn.Module | None = None) -> None:
+    """Delete a span of blocks in place, or put a layer where they were."""
     blocks: Any = model.get_submodule(span.blocks)
     length = len(blocks)
     first = span.first
     if fitted is not None:
-        width = len(fitted.weight)
-        layer = AffineModule(blocks[first], width, width, -1)
-        layer.to(next(blocks[first].parameters()))
-        with torch.no_grad():
-            layer.weight.copy_(fitted.weight + torch.eye(width).to(fitted.weight))
-            layer.bias.copy_(fitted.bias)
-        blocks[first] = layer
+        blocks[first] = fitted
         first += 1
     del blocks[first : span.last + 1]
     for index, block in enumerate(blocks):

@@ -1,4 +1,4 @@
-"""Masks among the arguments of a model, which are no inputs to differentiate or to interpolate."""
+"""Arguments of a model that are no inputs to differentiate, interpolate or follow channels of."""
 
 from __future__ import annotations
 
@@ -29,6 +29,23 @@ def refuse_masks(subject: Subject) -> None:
             f"'{masks[0]}' is a mask: a network has no derivatives with respect to inputs with a "
             "padding mask, and there are no lines between them"
         )
+
+
+def refuse_mixed_types(subject: Subject) -> None:
+    """Raise if a subject's inputs are floats with integers or truth values."""
+    arguments = list(_arguments(subject))
+    floats = [dtype for _, dtype, _ in arguments if dtype.is_floating_point]
+    others = [(name, dtype) for name, dtype, _ in arguments if not dtype.is_floating_point]
+    if floats and others:
+        name, dtype = others[0]
+        raise Undefined(
+            f"'{name}' is {_dtype_name(dtype)} next to inputs of {_dtype_name(floats[0])}, "
+            "expected floats alone for derivatives, lines and channel graphs"
+        )
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _arguments(subject: Subject) -> Iterator[tuple[str, torch.dtype, Tensor]]:

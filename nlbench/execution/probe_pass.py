@@ -35,7 +35,6 @@ from nlbench.introspection.batch_independence import (
     depends_on_order,
     describe_outputs,
     is_finite_among,
-    other_samples,
     spread,
 )
 from nlbench.introspection.memory import is_out_of_memory, release_freed_memory, synchronize
@@ -58,7 +57,7 @@ from nlbench.signals import raise_interruption
 from nlbench.subjects.samples import HEAD_SAMPLES, DrawnBatches
 from nlbench.subjects.subject import Subject
 
-from .masks import refuse_masks
+from .masks import refuse_masks, refuse_mixed_types
 
 DEPENDS_ON = "depends_on"
 """Key in a result's notes: what the network's results depend on but their own sample."""
@@ -254,6 +253,8 @@ class Pass:
             with restored_thread_state(self.changes):
                 if probe.needs_function:
                     refuse_masks(subject)
+                if probe.needs_one_type:
+                    refuse_mixed_types(subject)
                 if probe.runs_samples and not probe.checks_samples:
                     check()
                 facts = probe.observe(
@@ -409,8 +410,7 @@ class _SampleCheck:
 
     def _describe(self, samples: Tensor, together: Tensor | None) -> str:
         if self._needs_function:
-            pair = torch.cat([samples[:1], other_samples(samples)[0]])
-            dependence = check_memory(self._rows, pair)
+            dependence = check_memory(self._rows, samples)
         else:
             dependence = describe_outputs(self._rows, samples, together)
         if dependence or self._is_finite:

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from nlbench.errors import Undefined
 
 from .axis_rules import GONE, WRITES, axis_map, has_known_indices, moved_axis, selected_entries
-from .function_calls import FunctionCall, tensors_in, unobserved_calls
+from .function_calls import FunctionCall, has_memory, tensors_in, unobserved_calls
 from .operations import Operation
 from .write_log import WriteLog
 
@@ -127,6 +127,9 @@ class Layouts:
         """
         if tensor.is_nested:
             raise Undefined("its tensor is nested, with another number of rows for each sample")
+        if not has_memory(tensor):
+            kind = type(tensor).__name__
+            raise Undefined(f"its tensor is a {kind} without memory, expected a plain tensor")
         layout = self._find(tensor)
         batch = layout.batch
         is_reordered = layout.order is not None and len(layout.order) != self._batch

@@ -96,7 +96,7 @@ def describe_outputs(
     pair = torch.cat([samples[:1], other_samples(samples)[0]])
     if _agree_in_small_batches(rows, samples, pair, together):
         return ""
-    if dependence := check_memory(rows, pair):
+    if dependence := check_memory(rows, samples):
         return dependence
     again = rows(samples.clone())
     if together.shape != again.shape or not _close(again, together, PAIR_TOLERANCE_EPS):
@@ -184,13 +184,13 @@ class RemembersOutputs(Undefined):
     """A model's results depend on what it computed before."""
 
 
-def check_memory(rows: Callable[[Tensor], Tensor], pair: Tensor) -> str:
+def check_memory(rows: Callable[[Tensor], Tensor], samples: Tensor) -> str:
     """Raise if a model's results depend on what it computed before, and describe other dependences.
 
-    The pair is run in both orders, in the same memory, since a model may keep its outputs by the
-    shape, the address or a summary of its input, such as the mean. One of the samples is also run
-    in batches of copies of it, whose sizes such a model doesn't know. `rows` may modify the
-    samples.
+    Up to four samples are run in two orders, in the same memory, since a model may keep its outputs
+    by the shape, the address or a summary of its input, such as the mean. The last sample is also
+    run in batches of copies of it, whose sizes such a model doesn't know. `rows` may modify the
+    samples. Two samples would not show a shift by two.
 
     Examples
     --------
@@ -203,28 +203,30 @@ def check_memory(rows: Callable[[Tensor], Tensor], pair: Tensor) -> str:
         ...
     nlbench.introspection.batch_independence.RemembersOutputs: the network's output ...
     """
-    buffer = pair.clone()
+    few = spread(samples) if len(samples) > 1 else samples[[0, 0]]
+    buffer = few.clone()
 
     def run(samples: Tensor) -> Tensor:
         return rows(buffer.copy_(samples)).clone()
 
-    sample = pair[1:]
-    more = rows(sample[[0] * 3]).clone()
-    first = run(pair)
-    swapped = run(pair.flip(0))
-    if not first.shape == swapped.shape == (2, *more.shape[1:]):
+    size = len(few)
+    sample = few[-1:]
+    more = rows(sample[[0] * (size + 1)]).clone()
+    first = run(few)
+    shifted = run(few.roll(1, 0))
+    if not first.shape == shifted.shape == (size, *more.shape[1:]):
         return ""
-    follows = _close(swapped, first.flip(0), GROUP_TOLERANCE_EPS)
-    if follows and _close(swapped[:1], more[:1], GROUP_TOLERANCE_EPS):
+    follows = _close(shifted, first.roll(1, 0), GROUP_TOLERANCE_EPS)
+    if follows and _close(shifted[:1], more[:1], GROUP_TOLERANCE_EPS):
         return ""
-    if not _close(run(pair.flip(0)), swapped, PAIR_TOLERANCE_EPS):
+    if not _close(run(few.roll(1, 0)), shifted, PAIR_TOLERANCE_EPS):
         return CHANGES
-    run(pair[[0, 0]])
-    copies = run(pair[[1, 1]])
-    most = rows(sample[[0] * 5])
+    run(few[[0] * size])
+    copies = run(sample[[0] * size])
+    most = rows(sample[[0] * (size + 3)])
     is_known = _close(more[:1], most[:1], GROUP_TOLERANCE_EPS)
     is_stale = is_known and not _close(copies[:1], more[:1], GROUP_TOLERANCE_EPS)
-    if is_stale or (torch.equal(first, swapped) and not follows):
+    if is_stale or (torch.equal(first, shifted) and not follows):
         raise RemembersOutputs(
             "the network's output for an input depends on the inputs before it: it keeps what it "
             "computed for another input"

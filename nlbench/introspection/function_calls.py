@@ -184,6 +184,17 @@ def get_storage_ref(tensor: Tensor) -> StorageWeakRef | None:
         return None
 
 
+def has_memory(tensor: Tensor) -> bool:
+    """Return False for a subclass of tensors that only wraps others, such as a distributed one."""
+    if type(tensor) is Tensor or tensor.layout != torch.strided or is_transformed(tensor):
+        return True
+    try:
+        tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
 def written_in(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """List the tensors that a call of an operator overload changes in place."""
     return [

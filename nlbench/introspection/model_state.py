@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from nlbench.errors import RequestError, Unobservable
+from nlbench.errors import RequestError, Undefined, Unobservable
 
 from .threads import one_measurement, torch_threads
 
@@ -330,6 +331,34 @@ def refuse_lazy(model: nn.Module) -> None:
                 f"{name or 'the model'} ({type(module).__name__}) has no weights yet; run the "
                 "model on a batch once, or load its weights"
             )
+
+
+@contextmanager
+def compilation_refused() -> Iterator[None]:
+    """Raise Undefined where this thread compiles a part of a network, as `torch.cond` does.
+
+    Compiled attention stays, in which there are no activations.
+    """
+    compile_part: Any = torch.compile
+    thread = threading.get_ident()
+    is_active = True
+
+    def refuse(part: Any = None, *args: Any, **kwargs: Any) -> Any:
+        name = getattr(part, "__name__", "").removesuffix("_wrapper").strip("_")
+        is_attention = "flex_attention" in name or "block_mask" in name
+        if is_active and thread == threading.get_ident() and not is_attention:
+            raise Undefined(
+                f"the network compiles a part of itself while it runs ({name or 'unnamed'}), as "
+                "torch.cond does, which can't be observed; expected Python's if and while"
+            )
+        return compile_part(part, *args, **kwargs)
+
+    torch.compile = refuse  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        is_active = False
+        torch.compile = compile_part
 
 
 def refuse_unobservable(model: nn.Module) -> None:

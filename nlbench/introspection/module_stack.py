@@ -33,6 +33,7 @@ from nlbench.errors import Undefined
 from .axes import Layouts
 from .function_calls import FunctionCall, tensors_in
 from .known_functions import UNOBSERVED_THREAD, known_kind
+from .model_state import compilation_refused
 from .operations import Operation, named_modules
 
 # Calls in these modules are also named after the module, for traces that bend there.
@@ -222,7 +223,8 @@ class ModuleStack(TorchFunctionMode):
         try:
             for module in self._paths:
                 vars(module)["forward"] = self._wrap(module, module.forward)
-            yield
+            with compilation_refused():
+                yield
         finally:
             for attributes, forward in before:
                 attributes["forward"] = forward

@@ -153,6 +153,8 @@ class Probe(ABC):
     needs_function : bool
         True if the probe raises where the network is no function of each sample; for any other
         probe, results have a remark.
+    needs_one_type : bool
+        True if the probe raises where some arguments are floats and others are integers.
     runs_samples : bool
         False if the network is not run on samples, so that noise in it changes nothing.
     checks_samples : bool
@@ -178,6 +180,7 @@ class Probe(ABC):
     follows: ClassVar[Mapping[str, str]] = {}
     shows_on_cpu: ClassVar[bool] = False
     needs_function: ClassVar[bool] = False
+    needs_one_type: ClassVar[bool] = False
     runs_samples: ClassVar[bool] = True
     checks_samples: ClassVar[bool] = False
 

@@ -222,23 +222,45 @@ def _choose_network(
             f"found {name!r} with a {type(value).__name__}"
         )
     required = {name for name in model_state if name.rpartition(".")[2] != BATCH_COUNTER}
+    fitting = _find_fitting(networks, model_state, required, rename)
+    with_parts = [network._replace(is_lightning=True) for network in networks]
+    parts = fitting or _find_fitting(with_parts, model_state, required, rename)
+    if len(parts) > 1:
+        first, second = list(parts)[:2]
+        raise RequestError(
+            f"{path} contains several networks that fit the model, '{first}' and '{second}'; "
+            f"choose one, as in --weights '{path}#{first.rstrip('.*')}'"
+        )
+    if fitting:
+        return next(iter(fitting.values()))
+    for part in parts:
+        raise RequestError(
+            f"{path} contains more than the model: '{part}' fits it; choose this part, as in "
+            f"--weights '{path}#{part.rstrip('.*')}'"
+        )
+    by_prefix = dict(_split_by_prefix(networks[0], model_state, rename))
+    raise _misfit(by_prefix.get(PARALLEL_PREFIX, by_prefix[""]).keys(), required, model_state, path)
+
+
+def _find_fitting(
+    networks: Sequence[_NestedState],
+    model_state: Mapping[str, torch.Tensor],
+    required: Collection[str],
+    rename: Callable[[str], str | None],
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Return the tensors of the state dicts that fit the model, by key or prefix.
+
+    Of several, only those with the model's shapes, unless there are none.
+    """
     fitting: dict[str, dict[str, torch.Tensor]] = {}
     for network in networks:
         for prefix, tensors in _split_by_prefix(network, model_state, rename):
-            if required <= tensors.keys() <= model_state.keys():
+            if set(required) <= tensors.keys() <= model_state.keys():
                 has_prefix = prefix and network.is_lightning
                 fitting.setdefault(f"{prefix}*" if has_prefix else network.key, tensors)
     # A smaller network may have the same names.
-    same = [k for k, t in fitting.items() if all(t[n].shape == model_state[n].shape for n in t)]
-    if len(same) > 1:
-        raise RequestError(
-            f"{path} contains several networks that fit the model, '{same[0]}' and '{same[1]}'; "
-            f"choose one, as in --weights '{path}#{same[0].rstrip('.*')}'"
-        )
-    if fitting:
-        return fitting[same[0] if same else next(iter(fitting))]
-    by_prefix = dict(_split_by_prefix(networks[0], model_state, rename))
-    raise _misfit(by_prefix.get(PARALLEL_PREFIX, by_prefix[""]).keys(), required, model_state, path)
+    same = {k: t for k, t in fitting.items() if all(t[n].shape == model_state[n].shape for n in t)}
+    return same or dict(list(fitting.items())[:1])
 
 
 def _nested_networks(content: Any, key: str, is_lightning: bool) -> Iterator[_NestedState]:

@@ -194,3 +194,20 @@ def test_depth_of_probabilities_is_that_of_logits():
     expected, found = (measure(each) for each in (model, probabilities))
     assert found.parts["last"] == pytest.approx(expected.parts["last"], abs=1e-5)
     assert "probabilities" in found.reason
+
+
+def test_blocks_that_receive_a_mask_first_are_skipped():
+    class Masked(Block):
+        def forward(self, mask, x):
+            return super().forward(x)
+
+    class WithMask(Decoder):
+        def forward(self, tokens):
+            x = self.embedding(tokens)
+            for layer in self.layers:
+                x = layer(x[:, :, :1].expand(-1, -1, LENGTH).sigmoid(), x)
+            return self.head(x)
+
+    torch.manual_seed(0)
+    masked = WithMask([Masked(strength) for strength in (0.5, 2.0, 0.2)])
+    assert measure(masked).parts == measure(decoder(0.5, 2.0, 0.2)).parts

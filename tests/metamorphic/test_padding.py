@@ -659,9 +659,10 @@ def test_a_mask_of_unknown_name_is_remarked(model, name):
     x, mask = ragged_batch(0.0)
     for value in (mask, mask.long(), mask.to(x.dtype)):
         inputs = {"x": x, name: value} if model is UnknownEntry else (x, value)
-        reason = nlbench.evaluate(model(), inputs, ["norm"])["norm"].reason
-        assert f"'{name}' may be a padding mask" in reason
-        assert "attention_mask" in reason
+        run = nlbench.evaluate(model(), inputs, ["norm", "substitution"])
+        for record in run.records:
+            assert f"'{name}' may be a padding mask" in record.result.reason
+            assert "attention_mask" in record.result.reason
 
 
 def test_arguments_of_two_values_need_no_remark():

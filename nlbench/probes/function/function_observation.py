@@ -26,7 +26,11 @@ from nlbench.introspection.memory import (
 )
 from nlbench.introspection.model_copy import double_copy, precise_device
 from nlbench.introspection.model_output import validated_outputs
-from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
+from nlbench.introspection.model_state import (
+    compilation_refused,
+    evaluation_mode,
+    preserve_attributes,
+)
 from nlbench.introspection.precision import autocast_now, exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.introspection.wrappers import through_wrappers
@@ -165,6 +169,7 @@ def observe_function(
         without_fast_path(),
         disable_fused_attention(),
         direct_checkpoints(),
+        compilation_refused(),
     ):
         for index, batch in enumerate(batches):
             if not batch.is_floating_point():

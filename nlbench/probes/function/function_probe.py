@@ -14,6 +14,7 @@ class Function(LazyProbe):
 
     name = "function"
     needs_function = True
+    needs_one_type = True
     description = "the network as a plain differentiable function of its input"
     home = "nlbench.probes.function.function_observation"
     options: ClassVar[Mapping[str, Option]] = {

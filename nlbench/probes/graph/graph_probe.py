@@ -14,6 +14,7 @@ class Graph(LazyProbe):
 
     name = "graph"
     runs_samples = False
+    needs_one_type = True
     description = "the channel graph from input to output"
     home = "nlbench.probes.graph.graph_observation"
     options: ClassVar[Mapping[str, Option]] = {

@@ -18,6 +18,7 @@ class Lines(LazyProbe):
 
     name = "lines"
     needs_function = True
+    needs_one_type = True
     description = "the network restricted to straight segments in input space"
     home = "nlbench.probes.lines.lines_observation"
     options: ClassVar[Mapping[str, Option]] = {

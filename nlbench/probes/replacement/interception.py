@@ -7,7 +7,7 @@ modules come from a cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -41,6 +41,8 @@ class ReplaceableCall:
     batch_axis: int | None = 0
     # contiguous or interleaved: order of the rows where the batch axis also holds positions.
     row_order: str = ""
+    # Position or keyword of a module's input; None if it is the first tensor.
+    argument: int | str | None = None
     # Position or key of the output in what the call returns; None if it is the first tensor.
     result: int | str | None = None
 
@@ -74,7 +76,8 @@ Around = Callable[[CallId, Tensor, Callable[[], Any]], Any]
 class CallInterception(ModuleStack):
     """Routes every module call and activation call in a forward pass through a function.
 
-    The model's modules are modified only during `run`.
+    The model's modules are modified only during `run`. The input of a call is that of the place
+    that begins with it, if it is one of `places`; otherwise the first tensor.
 
     Examples
     --------
@@ -89,6 +92,13 @@ class CallInterception(ModuleStack):
     CallId(path='1', number=0, position=0)
     """
 
+    def __init__(self, model: nn.Module, places: Iterable[ReplaceableCall] = ()) -> None:
+        super().__init__(model)
+        places = list(places)
+        self._arguments = {place.call: place.argument for place in places}
+        # Positions or keys of outputs that aren't the first tensor of what a call returns.
+        self.results = {place.end: place.result for place in places}
+
     def run(self, inputs: Tensor, around: Around) -> Any:
         """Run the model on inputs that it may modify in place, and return its output."""
         self.restart()
@@ -98,7 +108,9 @@ class CallInterception(ModuleStack):
 
     def around(self, call: ModuleCall) -> Any:
         """Pass a module call with a tensor among its arguments to the function."""
-        x = first_tensor((*call.args, *call.kwargs.values()))
+        arguments = dict(call.arguments())
+        key = self._arguments.get(call.id)
+        x = first_tensor(arguments.values()) if key is None else arguments[key]
         compute = partial(super().around, call)
         return compute() if x is None else self._around(call.id, x, compute)
 
@@ -223,6 +235,7 @@ def find_calls(
                 batch.last,
                 batch_axis,
                 batch.row_order,
+                batch.argument,
                 batch.result,
             )
         )

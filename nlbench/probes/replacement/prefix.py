@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,21 +36,17 @@ Substitute = Callable[[Tensor, Callable[[], Any]], Any]
 
 
 def run_replaced(
-    interception: CallInterception,
-    inputs: Tensor,
-    maps: Mapping[CallId, Replacement],
-    results: Mapping[CallId, int | str | None] = MappingProxyType({}),
+    interception: CallInterception, inputs: Tensor, maps: Mapping[CallId, Replacement]
 ) -> Any:
     """Run a model with the outputs of some calls replaced, and return its output.
 
-    An in-place call writes the replacement into its input. `results` are the positions or keys of
-    outputs that are not the first tensor of what a call returns.
+    An in-place call writes the replacement into its input.
     """
 
     def replace(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
         if call not in maps:
             return compute()
-        return replace_output(x, compute, maps[call], results.get(call))
+        return replace_output(x, compute, maps[call], interception.results.get(call))
 
     return interception.run(inputs.clone(), replace)
 
@@ -95,14 +90,13 @@ class SharedPrefix:
     def __init__(
         self, model: nn.Module, places: Sequence[ReplaceableCall], example: Tensor
     ) -> None:
-        self._interception = CallInterception(model)
+        self._interception = CallInterception(model, places)
         self._device = example.device
         self._calls: dict[CallId, _ModuleCall] = {}
         self._times: dict[CallId, int] = {}
         self._clock = 0
         # Memory that activation calls write into.
         self._written: set[StorageWeakRef | None] = set()
-        self._results = {place.end: place.result for place in places}
         replaceable = {place.call for place in places}
         before = rng_state(example.device)
         with preserve_rng_state(example.device):
@@ -143,10 +137,11 @@ class SharedPrefix:
         """
         expected = self.record(self._inputs)
         replaceable = {place.call for place in places}
+        results = self._interception.results
 
         def change(call: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
             output = compute()
-            return _changed(output, self._results.get(call)) if call in replaceable else output
+            return _changed(output, results.get(call)) if call in replaceable else output
 
         try:
             with preserve_rng_state(self._device):

@@ -23,7 +23,7 @@ from nlbench.introspection.precision import exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.probes.probe import OnStep, ProbeFacts, ProbePass
 from nlbench.probes.sites.listeners import unmasked_remark
-from nlbench.probes.sites.rows import PositionSelector, tokens_of_outputs
+from nlbench.probes.sites.rows import PositionSelector, tokens_of_outputs, unread_remark
 from nlbench.probes.sites.sites_probe import RowPolicy
 
 from .fits import FEW_ROWS_PER_COEFFICIENT, AffineFit, PolynomialMap, copy_to_rows
@@ -144,6 +144,7 @@ class _Observation:
         self._unseen: dict[str, None] = {}
         self._undefined: dict[str, str] = {}
         self._unmasked: dict[str, None] = {}
+        self._unread: dict[str, None] = {}
 
     def run(self) -> ProbeFacts:
         """Fit and observe all maps in groups of places that fit in memory."""
@@ -225,6 +226,7 @@ class _Observation:
             full_channels=self._full_channels,
             degree=max((POLYNOMIAL_DEGREES.get(name, 1) for name in self._names), default=1),
             on_unmasked=self._unmasked.setdefault,
+            on_unread=self._unread.setdefault,
         )
         maps = []
         for place in group:
@@ -271,6 +273,7 @@ class _Observation:
             remarks.append(f"activations not captured: {', '.join(list(self._unseen)[:6])}")
         if self._unmasked:
             remarks.append(unmasked_remark(list(self._unmasked)))
+        remarks += map(unread_remark, self._unread)
         if remark := "; ".join(filter(None, remarks)):
             facts["remark"] = remark
         return facts
@@ -393,17 +396,20 @@ def fit_places(
     full_channels: int | None = 0,
     degree: int = 1,
     on_unmasked: Callable[[str], object] = lambda place: None,
+    on_unread: Callable[[str], object] = lambda argument: None,
 ) -> dict[str, AffineFit]:
     """Accumulate the moments of places over all positions except padding.
 
     A full map is fitted to places of at most `full_channels` channels, None for all, and
     polynomials per channel up to a degree. `on_unmasked` is called with the name of each place to
-    whose positions a padding mask doesn't apply. Raise Undefined if a batch doesn't call every
-    place.
+    whose positions a padding mask doesn't apply, and `on_unread` with each argument that may be a
+    mask and isn't read. Raise Undefined if a batch doesn't call every place.
     """
     fitting = _PlaceFits(model, places, full_channels, degree, on_unmasked)
     for inputs in batches:
         fitting.add(inputs)
+    for name in fitting.unread:
+        on_unread(name)
     return fitting.fits
 
 
@@ -430,11 +436,16 @@ class _PlaceFits:
         for place in places:
             self._starting[place.call].append(place)
             self._ending[place.end].append(place)
-        self._interception = CallInterception(model)
+        self._interception = CallInterception(model, places)
         self._selector = PositionSelector(RowPolicy(tokens=True))
         # Rows of the inputs of running calls, without padding, and their indices.
         self._running: dict[str, tuple[Tensor, Tensor | None]] = {}
         self._called: set[str] = set()
+
+    @property
+    def unread(self) -> Iterable[str]:
+        """Names of arguments that may be masks and aren't read."""
+        return self._selector.unread
 
     def add(self, inputs: Tensor) -> None:
         """Run the model on a batch, and add the rows of all places."""

@@ -106,6 +106,7 @@ class SiteCall:
     site: SiteName = field(default_factory=lambda: SiteName("", "", ""))
     call: CallId | None = None  # position in the forward pass
     last: CallId | None = None  # position of the last of several consecutive calls
+    argument: int | str | None = None  # position or keyword of a module's input
     result: int | str | None = None  # position or key of the output in what a module returns
     role: str = "activation"  # activation, gate, attention, softcap, block, mlp, span, module
     # Trackers that determine the role if it depends on how the output is used.
@@ -158,6 +159,8 @@ class CallInterceptor(SiteNames):
         self._unseen = UnseenActivations()
         # True while the probe itself computes, since hooks also run in this mode.
         self._paused = False
+        # Name of a tensor subclass among the arguments of calls, which hides where it comes from.
+        self._subclass = ""
 
     def run(self, inputs: Tensor) -> None:
         """Run the model on a batch or a microbatch, and report all calls."""
@@ -168,7 +171,7 @@ class CallInterceptor(SiteNames):
             self._unseen.end(output)
             outputs = list(tensors_in((output,)))
             if outputs and not any(map(self.layouts.is_sampled, outputs)):
-                self._on_unseen("whatever computes the output, outside PyTorch")
+                self._on_unseen(self._hidden_by())
             for description in self._unseen.descriptions():
                 self._on_unseen(description)
             while self._waiting:
@@ -176,9 +179,18 @@ class CallInterceptor(SiteNames):
         finally:
             self._reset()
 
+    def _hidden_by(self) -> str:
+        """Describe what hides the way from the input to the output."""
+        if self._subclass:
+            return f"any that the tensor subclass {self._subclass} hides, expected plain tensors"
+        return "whatever computes the output, outside PyTorch"
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._paused:
             return func(*args, **(kwargs or {}))
+        for kind in types:
+            if kind not in (Tensor, nn.Parameter):
+                self._subclass = kind.__name__
         while self._waiting and self._waiting[0].is_settled:
             self._report(self._waiting.popleft())
         return super().__torch_function__(func, types, args, kwargs)
@@ -411,6 +423,7 @@ class ModuleInterceptor(ModuleStack):
                 last=None if place.last is place.module else self._end_id(place),
                 role=place.kind,
                 problem=place.problem,
+                argument=place.argument,
                 result=place.result,
             )
         output = super().around(call)

@@ -161,6 +161,8 @@ class SiteBatch:
     call, last : CallId, optional
         Position of the call in the forward pass. For several consecutive calls, those that receive
         the input and return the output; otherwise, `last` is None.
+    argument : int, str or None
+        Position or keyword of a module's input; None for activations.
     result : int, str or None
         Position or key of the output in what a module returns; None if it is all of it.
     batch_axis : int or None
@@ -185,6 +187,7 @@ class SiteBatch:
     sources: RowNumbers | None = field(default=None, repr=False, compare=False)
     call: CallId | None = field(default=None, repr=False, compare=False)
     last: CallId | None = field(default=None, repr=False, compare=False)
+    argument: int | str | None = field(default=None, repr=False, compare=False)
     result: int | str | None = field(default=None, repr=False, compare=False)
     batch_axis: int | None = field(default=None, repr=False, compare=False)
     row_order: str = field(default="", repr=False, compare=False)

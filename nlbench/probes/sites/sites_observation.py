@@ -418,6 +418,7 @@ class _SitePass:
                 sources,
                 call.call,
                 call.last,
+                call.argument,
                 call.result,
                 call.batch,
                 row_order,

@@ -99,6 +99,15 @@ def test_accuracy_and_loss_are_those_of_remaining_network(model):
     assert step.loss == pytest.approx(float(nn.functional.cross_entropy(outputs, labels)), rel=1e-5)
 
 
+def test_steps_of_probabilities_are_those_of_logits(model):
+    labels = torch.arange(60) % 3
+    expected = removal(model, labels).step(["5"])
+    step = removal(nn.Sequential(*model, nn.Softmax(-1)), labels).step(["5"])
+    assert step.accuracy == expected.accuracy
+    assert step.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert step.kl == pytest.approx(expected.kl, rel=1e-4)
+
+
 def test_ignored_labels_do_not_count(model):
     labels = torch.arange(60) % 3
     half = torch.where(torch.arange(60) < 30, labels, -100)

@@ -232,3 +232,47 @@ def test_fused_kernel_does_not_bypass_a_removed_activation(activation):
         expected = network(inputs)
     with torch.no_grad():
         assert torch.allclose(network(inputs), expected, atol=1e-5)
+
+
+class PairBlock(Block):
+    """A block that receives a mask before the stream, and returns the stream second."""
+
+    def forward(self, mask, x):
+        return 2 * x, super().forward(x)
+
+
+class MappingBlock(Block):
+    """A block that receives a mask before the stream, and returns a mapping."""
+
+    def forward(self, mask, x):
+        return {"mask": None, 1: super().forward(x)}
+
+
+class StreamDecoder(Decoder):
+    def __init__(self, block):
+        super().__init__()
+        for layer in self.layers:
+            layer.__class__ = block
+
+    def forward(self, x):
+        mask = x[:, :1, :1].sigmoid().expand(-1, 7, 7)
+        for layer in self.layers:
+            x = layer(mask, x)[1]
+        return self.head(x)
+
+
+@pytest.mark.parametrize("block", [PairBlock, MappingBlock])
+def test_stream_among_arguments_and_outputs_is_mapped(block):
+    torch.manual_seed(0)
+    model = Decoder().eval()
+    wrapped = StreamDecoder(block).eval()
+    wrapped.load_state_dict(model.state_dict())
+    outputs = []
+    for network in (model, wrapped):
+        calls = find_calls(network, SEQUENCES[:2], of="blocks")
+        removal = Removal(network, calls, SEQUENCES, SEQUENCES, None, is_full=True)
+        names = [call.name for call in calls[:2]]
+        left = network_with_maps(network, removal.maps(names), SEQUENCES[:2], "blocks")
+        outputs.append(left(SEQUENCES))
+        assert removal.step(names).kl > 0
+    torch.testing.assert_close(outputs[1], outputs[0])

@@ -129,6 +129,44 @@ def test_plain_network_computes_the_replacement(map_name):
         torch.testing.assert_close(model(TOKENS), outputs)
 
 
+class PairBlock(Block):
+    """A block that receives positions before the stream, and returns the stream second."""
+
+    def forward(self, positions, x):
+        return 2 * x, super().forward(x)
+
+
+class PairDecoder(Decoder):
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            _, x = layer(x[:, :, :1].sigmoid(), x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("map_name", ["skip", "fold", "affine"])
+def test_stream_among_arguments_and_outputs_is_mapped(map_name):
+    pairs = PairDecoder().eval()
+    for layer in pairs.layers:
+        layer.__class__ = PairBlock
+    pairs.load_state_dict(decoder().state_dict())
+    outputs = []
+    for model in (decoder(), pairs):
+        evaluation, result = judged(model, "layers.1..2")
+        outputs.append(evaluation.network(result, map_name)(TOKENS))
+    torch.testing.assert_close(outputs[1], outputs[0])
+
+
+@pytest.mark.parametrize("labels", [LABELS, None])
+def test_costs_of_probabilities_are_those_of_logits(labels):
+    model = decoder()
+    _, expected = judged(model, "1-2", labels)
+    model.head = nn.Sequential(model.head, nn.Softmax(-1))
+    _, result = judged(model, "1-2", labels)
+    for name, cost in expected.costs.items():
+        assert result.costs[name].mean == pytest.approx(cost.mean, rel=1e-4)
+
+
 def test_cost_without_labels_is_a_divergence():
     assert judged(decoder(), "1-2", None)[1].costs["skip"].mean > 0
 

@@ -47,7 +47,23 @@ def test_other_arguments_are_no_masks():
 
 def test_integers_next_to_a_mask_are_named():
     scale = torch.ones(16, 1, dtype=torch.int64)
-    assert "the inputs are int64" in reasons(INPUTS, TOKENS, scale)["undefined"]
+    assert "'scale' is int64" in reasons(INPUTS, TOKENS.float(), scale)["undefined"]
+
+
+class OfLengths(Mean):
+    def forward(self, x, lengths):
+        return super().forward(x, torch.arange(6) < lengths[:, None])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_integers_next_to_floats_are_named(dtype):
+    inputs = nlbench.Arguments(INPUTS, lengths=TOKENS.sum(1).to(dtype))
+    run = nlbench.evaluate(OfLengths(), inputs, [*MEASURES, "pathlength", "norm"])
+    *refused, of_sites = (record.result for record in run.records)
+    assert of_sites.status == "ok"
+    for result in refused:
+        assert result.status == "undefined"
+        assert f"'lengths' is {str(dtype).removeprefix('torch.')}" in result.reason
 
 
 class OfMapping(Mean):

@@ -79,7 +79,15 @@ def test_site_without_real_numbers_is_undefined(network, reason):
 
 
 @pytest.mark.parametrize(
-    "mix", [lambda h: h - h.mean(0), lambda h: h.softmax(0), lambda h: h + h.roll(1, 0)]
+    "mix",
+    [
+        lambda h: h - h.mean(0),
+        lambda h: h.softmax(0),
+        lambda h: h + h.roll(1, 0),
+        lambda h: h + h.roll(2, 0),
+        lambda h: h.roll(2, 0),
+        lambda h: torch.cat([h[:1], h[1:-1].flip(0), h[-1:]]),
+    ],
 )
 def test_functions_of_a_batch_have_no_lines(mix):
     network = Layers()
@@ -314,3 +322,27 @@ def test_a_copy_of_a_random_network_is_not_blamed():
         torch.manual_seed(seed)
         model = DropsInputs(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
         assert double_copy(model, inputs=torch.randn(8, 5)) is not None
+
+
+class ControlFlow(nn.Module):
+    """Takes a branch by an operator of PyTorch, which compiles both."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.first(x.sigmoid())
+        return self.last(torch.cond(torch.tensor(True), torch.relu, torch.tanh, (h,)))
+
+
+def test_compiled_control_flow_is_undefined():
+    before = torch.compile
+    measures = ["norm", "substitution", "nlc", "pieces", "density", "pathlength", "accuracy"]
+    found = results(ControlFlow(), measures=measures)
+    assert found.pop("accuracy").status == "ok"
+    for name, result in found.items():
+        assert result.status == "undefined", name
+        assert "as torch.cond does" in result.reason
+    assert torch.compile is before

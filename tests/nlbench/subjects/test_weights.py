@@ -345,6 +345,21 @@ def test_a_key_above_one_network_names_it(tmp_path):
     assert same_state(average, target)
 
 
+@pytest.mark.parametrize("names", [("teacher", "student"), ("student", "loss")])
+@pytest.mark.parametrize("outer", ["", "module."])
+def test_part_that_fits_is_named(tmp_path, names, outer):
+    first, second = network(), network()
+    state = {f"{outer}{names[0]}.{k}": v for k, v in first.state_dict().items()}
+    others = second.state_dict() if names[1] == "student" else {"weight": torch.ones(3)}
+    state |= {f"{outer}{names[1]}.{k}": v for k, v in others.items()}
+    path = save_with_torch(tmp_path / "net.pt", {"state_dict": state})
+    with pytest.raises(RequestError, match=rf"--weights '{path}#{outer}student'$"):
+        load_weights(network(), path)
+    target = network()
+    load_weights(target, path, key=f"{outer}student")
+    assert same_state(target, first if names[0] == "student" else second)
+
+
 def test_keys_are_part_of_label_and_identity(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({}, "net.pt")

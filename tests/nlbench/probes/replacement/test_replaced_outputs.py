@@ -594,3 +594,40 @@ def test_stream_among_returned_entries_is_replaced(tokens, block, key, of):
     assert [each.place for each in found] == [each.place for each in expected]
     for first, second in zip(expected, found, strict=True):
         torch.testing.assert_close(second.replaced, first.replaced)
+
+
+class Masked(Residual):
+    """A block whose first argument is a mask, in front of the stream."""
+
+    def forward(self, mask, x):
+        return super().forward(x)
+
+
+class WithMask(Tokens):
+    """Blocks that receive the stream second, or by name."""
+
+    def __init__(self, by_name):
+        super().__init__()
+        self.by_name = by_name
+        for layer in self.layers:
+            layer.__class__ = Masked
+
+    def forward(self, x):
+        mask = x[:, :1, :1].sigmoid().expand(-1, 7, 7)
+        for layer in self.layers:
+            x = layer(mask=mask, x=x) if self.by_name else layer(mask, x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+@pytest.mark.parametrize("of", ["blocks", "spans:2"])
+def test_input_of_a_place_is_its_stream(tokens, by_name, of):
+    masked = WithMask(by_name).double().eval()
+    masked.load_state_dict(tokens.state_dict())
+    for maps in ("identity", "affine"):
+        expected, found = (
+            observed(model, SEQUENCES, of=of, maps=maps) for model in (tokens, masked)
+        )
+        assert [each.place for each in found] == [each.place for each in expected]
+        for first, second in zip(expected, found, strict=True):
+            torch.testing.assert_close(second.replaced, first.replaced)

@@ -212,3 +212,33 @@ def test_a_scripted_part_is_undefined(make):
     for record in run.records:
         assert record.result.status == "undefined", record.measure.name
         assert record.result.reason.startswith("1 is scripted")
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that only refers to another."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        def unwrap(value):
+            return value.inner if isinstance(value, cls) else value
+
+        return cls(func(*map(unwrap, args), **(kwargs or {})))
+
+
+def test_tensors_without_memory_are_undefined():
+    class Wrapping(nn.Sequential):
+        def forward(self, x):
+            return super().forward(Wrapper(x)).inner
+
+    model = Wrapping(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    run = nlbench.evaluate(model, torch.randn(20, 4), ["norm", "substitution"])
+    for record in run.records:
+        assert record.result.status == "undefined"
+        assert "Wrapper without memory" in record.result.reason

@@ -163,3 +163,13 @@ def test_parts_outside_pytorch_are_unseen():
     assert "activations not captured: whatever computes the output" in run["r2"].reason
     assert run["pathlength"].status == "undefined"
     assert "is not followed" in run["pathlength"].reason
+
+
+class Tagged(torch.Tensor):
+    """A tensor with a type of its own."""
+
+
+def test_tensor_subclass_is_named():
+    model = Inline(lambda h: h.as_subclass(Tagged).relu().as_subclass(torch.Tensor))
+    (description,) = unseen(model)
+    assert "tensor subclass Tagged" in description
