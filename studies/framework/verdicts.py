@@ -148,7 +148,8 @@ def _exceeds(count: ArrayLike, networks: int, chance: float) -> Any:
 def mean_above(values: ArrayLike, bound: float = 0.0) -> Decision:
     """Test whether the mean over networks lies above a bound, by its 95% t interval.
 
-    Equal values, whose interval has no width, are compared by a sign test.
+    Equal values, whose interval has no width, are compared by a sign test. Fractions are often
+    equal to their bound, and are compared by `in_most_networks` instead.
 
     Parameters
     ----------
