@@ -427,6 +427,20 @@ def mean_and_spread(values: ArrayLike) -> str:
     return f"{array.mean():.2f}{spread}"
 
 
+def interval_text(values: ArrayLike, form: str = ".2f") -> str:
+    """Format a mean over networks with its 95% t interval, if there are at least three.
+
+    Examples
+    --------
+    >>> interval_text([4.4, 3.6, 3.6]), interval_text([2.0], "+.1f")
+    ('3.87 (2.72 to 5.01)', '+2.0')
+    """
+    array = _array(values)
+    low, high = network_interval(array)
+    interval = f" ({low:{form}} to {high:{form}})" if math.isfinite(low) else ""
+    return f"{array.mean():{form}}{interval}"
+
+
 def range_text(values: ArrayLike, form: str = ".2f") -> str:
     """Format a mean with the minimum and the maximum.
 
