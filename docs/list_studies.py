@@ -28,7 +28,7 @@ BENCHMARK = PAGE.with_name("benchmark.md")
 VERDICTS = Path(__file__).with_name("studies") / "verdicts.csv"
 START = "<!-- {}: made by docs/list_studies.py -->\n"
 END = "<!-- end -->\n"
-WORDS = ("yes", "no", "can't tell", "needs more networks")
+WORDS = ("yes", "no", "can't tell", "needs more")
 QUOTED = ("removal", "prediction")
 """Studies of which the page quotes tables."""
 LADDERS = ("trained-ladders", "held-out-ladders")

@@ -191,9 +191,9 @@ def _averages(table: pd.DataFrame) -> list[Verdict]:
                 f"{mean:.2f} ± {std:.2f}",
                 f"{ours.mean():.2f} ± {ours.std():.2f} (n = {len(ours)})",
                 mean_near(differences, 0, MAX_DIFFERENCE),
-                "agrees if the mean difference from the published coefficient of the same network "
-                f"lies within ±{MAX_DIFFERENCE}, by its 95% t interval over {len(differences)} "
-                "networks, disagrees if it lies outside",
+                "± sd over networks; agrees if the mean difference from the published coefficient "
+                f"of the same network lies within ±{MAX_DIFFERENCE}, by its 95% t interval over "
+                f"{len(differences)} networks, disagrees if it lies outside",
             )
         )
     return verdicts

@@ -94,7 +94,7 @@ def _is_farther(
         "; ".join(means),
         in_most_networks(is_farther),
         f"{is_farther.sum()} of {len(is_farther)} networks in this order, compared within each; "
-        "sign test",
+        "sign test; ± sd over networks",
     )
 
 

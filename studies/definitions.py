@@ -121,9 +121,10 @@ def _compare_sampling(runs: Runs, regions: float) -> Verdict:
     return Verdict(
         "Uniform sampling misses regions",
         "might miss small regions if the step is large",
-        f"{', '.join(listed)} per segment",
+        f"finds {', '.join(listed)} per segment",
         below(list(fractions.values()), 1 - MIN_MISSED),
-        f"fraction of the boundaries on VGG8's path; agrees if all miss at least {MIN_MISSED:.0%}",
+        "fraction found of the boundaries on VGG8's path; agrees if all miss at least "
+        f"{MIN_MISSED:.0%}",
     )
 
 

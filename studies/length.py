@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from nlbench.citation import Source
@@ -15,7 +17,7 @@ from nlbench.store.run import Run
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
-from .framework.verdicts import below, rises, within
+from .framework.verdicts import Decision, all_hold, below, in_most_networks, rises, within
 
 WIDTH = 32
 DEPTH = 8
@@ -48,7 +50,7 @@ class Length(Study):
             tuple(f"ladders/gaussian-{variance}" for variance in VARIANCES),
             ("normal/0:1",),
             ("init",),
-            seeds=context.seeds_or(60, 5),
+            seeds=context.seeds_or(60, 6),
             samples=2 * PATHS,
             settings={
                 "normal.shape": str(WIDTH),
@@ -62,11 +64,13 @@ class Length(Study):
 
     def analyse(self, runs: Runs) -> Findings:
         """Compare the mean length at each layer with theory, and test its growth."""
-        table = _table(runs["run"])
+        curves = _curves(runs["run"])
+        table = _table(curves)
         he, large = (table[table.variance == variance] for variance in VARIANCES)
         networks = int(table.networks.min())
         error = ((table["mean"] - table.theory) / table["standard error"]).abs().max()
         growth = np.exp(np.polyfit(large.layer, np.log(large["mean"]), 1)[0])
+        is_exponential = [fits_exponential(curve) for curve in curves["4"]]
         last = he.iloc[-1]
         ends = last["mean"] + 2 * last["standard error"] * np.array([-1, 1])
         ends = ends ** (1 / DEPTH)
@@ -91,24 +95,53 @@ class Length(Study):
             Verdict(
                 "With larger weights it grows exponentially with depth",
                 "exponential",
-                f"{growth:.2f} times a layer",
-                rises(large["mean"]),
-                "variance 4: the weights are larger by a factor of √2",
+                f"{growth:.2f} times a layer; a line fits the logarithm better in "
+                f"{sum(is_exponential)} of {len(is_exponential)} networks",
+                all_hold([Decision(rises(large["mean"])), in_most_networks(is_exponential)]),
+                "variance 4: the weights are larger by a factor of √2; agrees if the mean rises "
+                "at each layer, and a line leaves less of the variance of the logarithm of the "
+                "length than of that of the length in most networks, by a sign test",
             ),
         ]
         figures = {"Length of the image relative to the path, by layer": _figure(table)}
         return Findings(verdicts, {"Mean length of images": table.round(4)}, figures)
 
 
-def _table(run: Run) -> pd.DataFrame:
+def _curves(run: Run) -> dict[str, NDArray[np.float64]]:
+    """Return the length at each layer of each network, by variance."""
     scores = run.scores
     sites = scores[(scores.place == "") & scores.statistic.str.startswith("site:")]
-    rows = []
+    curves = {}
     for variance in VARIANCES:
         lengths = sites[sites.model == f"ladders/gaussian-{variance}"]
+        by_layer = lengths.pivot_table("value", "seed", "statistic")
+        layers = [f"site:{2 * layer - 1}" for layer in range(1, DEPTH + 1)]
+        curves[variance] = by_layer[layers].to_numpy()
+    return curves
+
+
+def fits_exponential(curve: ArrayLike) -> bool:
+    """Test whether a line fits the logarithm of a curve better than the curve itself.
+
+    Examples
+    --------
+    >>> fits_exponential([1, 2, 4, 8]), fits_exponential([1, 2, 3, 4])
+    (True, False)
+    """
+    lengths = np.asarray(curve, dtype=np.float64)
+    return _unexplained_by_line(np.log(lengths)) < _unexplained_by_line(lengths)
+
+
+def _unexplained_by_line(values: NDArray[np.float64]) -> float:
+    """Compute the fraction of the variance that a line through the values leaves."""
+    return float(1 - np.corrcoef(np.arange(len(values)), values)[0, 1] ** 2)
+
+
+def _table(curves: Mapping[str, NDArray[np.float64]]) -> pd.DataFrame:
+    rows = []
+    for variance, networks in curves.items():
         theory = 1.0
-        for layer in range(1, DEPTH + 1):
-            values = lengths.value[lengths.statistic == f"site:{2 * layer - 1}"].to_numpy()
+        for layer, values in enumerate(networks.T, start=1):
             theory *= layer_factor(float(variance))
             error = values.std(ddof=1) / math.sqrt(len(values))
             rows.append((variance, layer, values.mean(), error, theory, len(values)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -13,8 +11,7 @@ from nlbench.request import Request
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
-from .framework.trends import network_interval
-from .framework.verdicts import mean_above, mean_and_spread, mean_near
+from .framework.verdicts import interval_text, mean_above, mean_near
 from .shared.single_functions import one_batch
 from .shared.subjects import load_on_cpu
 
@@ -104,15 +101,15 @@ class Redshift(Study):
                 Verdict(
                     f"{activation}, weights {factor}, {version}",
                     f"{published:.2f} ± {spread:.2f}",
-                    mean_and_spread(ours),
+                    interval_text(ours),
                     mean_near(ours, published, MAX_DIFFERENCE),
                     f"agrees if the 95% t interval over networks lies within {MAX_DIFFERENCE} of "
                     "the published mean over layers, disagrees if it lies outside",
                 )
             )
         verdicts += [_contrast(claim, signs, means) for claim, signs in CONTRASTS.items()]
-        columns = ["activation", "weights", "version", "published", "±layers", "here", "±seeds"]
-        table = pd.DataFrame(rows, columns=columns)
+        columns = ["activation", "weights", "version", "published", "± over layers", "here"]
+        table = pd.DataFrame(rows, columns=[*columns, "sd over seeds"])
         return Findings(
             verdicts,
             {"Mean affinity": table},
@@ -122,9 +119,9 @@ class Redshift(Study):
                 "(figure 4)": _images(int(scores.seed.min()), table),
             },
             [
-                "The published values are for one network each, ± over its layers; here: ± over "
-                f"{scores.seed.nunique()} seeds, the {GRID_SIDE**2:,} points of the grid in one "
-                "batch."
+                "The published values are for one network each, ± over its layers; here: 95% t "
+                f"intervals over {scores.seed.nunique()} seeds, the {GRID_SIDE**2:,} points of the "
+                "grid in one batch."
             ],
         )
 
@@ -136,12 +133,10 @@ def _contrast(
     by_seed = means.pivot_table("value", "seed", "model")
     published = sum(sign * PANELS[panel][1] for sign, panel in signs)
     ours = sum((sign * by_seed[PANELS[panel][0]] for sign, panel in signs), 0 * by_seed.iloc[:, 0])
-    mean = ours.mean()
-    half = network_interval(ours)[1] - mean
     return Verdict(
         claim,
         f"{published:+.2f}",
-        f"{mean:+.3f}" + ("" if math.isnan(half) else f" ± {half:.3f}"),
+        interval_text(ours, "+.3f"),
         mean_above(ours),
         "difference in mean affinity, 95% interval over networks with the same seeds; "
         "undecided if it contains 0",
@@ -151,8 +146,8 @@ def _contrast(
 def _figure(table: pd.DataFrame) -> Figure:
     figure, axes = page_figure(2.7)
     places = range(len(table))
-    axes.bar(places, table.published, yerr=table["±layers"], color="0.8", ecolor="0.5")
-    axes.errorbar(places, table.here, yerr=table["±seeds"], fmt="o", color="C0")
+    axes.bar(places, table.published, yerr=table["± over layers"], color="0.8", ecolor="0.5")
+    axes.errorbar(places, table.here, yerr=table["sd over seeds"], fmt="o", color="C0")
     names = [f"{row.activation} {row.weights}\n{row.version}" for row in table.itertuples()]
     axes.set_xticks(places, names, fontsize=7)
     axes.set(ylim=(0, 1.05), ylabel="affinity")

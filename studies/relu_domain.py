@@ -119,8 +119,8 @@ def _compare_with_draws(scores: pd.DataFrame, index: int, published: float) -> V
         f"{published:.4f}",
         f"{mean:.4f} ± {spread:.4f}",
         within(mean if n >= 3 else math.nan, published, margin + 5e-4),
-        f"closed form {_closed_form(index):.4f}; agrees if the published score is plausible for a "
-        f"draw of {POINTS:,} points (99% prediction interval ± {margin:.4f})",
+        f"± sd over draws; closed form {_closed_form(index):.4f}; agrees if the published score is "
+        f"plausible for a draw of {POINTS:,} points (99% prediction interval ± {margin:.4f})",
     )
 
 
@@ -135,7 +135,7 @@ def _table(scores: pd.DataFrame) -> pd.DataFrame:
         ours = scores[scores.data == window(index)].value
         if len(ours):
             rows.append((*_ends(index), ours.mean(), ours.std(), _closed_form(index)))
-    return pd.DataFrame(rows, columns=["from", "to", "here", "±draws", "closed form"])
+    return pd.DataFrame(rows, columns=["from", "to", "here", "sd over draws", "closed form"])
 
 
 def _figure(table: pd.DataFrame) -> Figure:
@@ -145,7 +145,7 @@ def _figure(table: pd.DataFrame) -> Figure:
         ([*centres, 4], [*theory, 1.0]),
         ((table["from"] + table["to"]) / 2, table["here"]),
         (CENTRES[list(PUBLISHED)], list(PUBLISHED.values())),
-        spread=table["±draws"],
+        spread=table["sd over draws"],
     )
     axes.axvspan(-4.2, -2, color="0.93", label="no positive input: undefined")
     axes.set(xlim=(-4.2, 4.2), xlabel="centre of the window")

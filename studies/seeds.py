@@ -111,7 +111,7 @@ class Seeds(Study):
                 f"The published criteria (appendix G, table 3) are those of 17 ResNet50s, trained "
                 f"on ImageNet by three families of methods; here: {criteria.networks.max()} VGG8s, "
                 "each trained on digits by another recipe. The mean over activations of each, ± "
-                "over networks; the norm is absolute and depends on the network.",
+                "sd over networks; the norm is absolute and depends on the network.",
             ],
         )
 
@@ -162,7 +162,7 @@ def _is_steady(means: pd.DataFrame) -> Verdict:
     return Verdict(
         "VGG8's mean score hardly depends on the seed",
         "robust to the seed",
-        f"{ours.mean():.3f} ± {ours.std():.3f} ({low:.3f} to {high:.3f}) over {len(ours)}",
+        f"{ours.mean():.3f}; sd {ours.std():.3f} ({low:.3f} to {high:.3f}) over {len(ours)}",
         below((low, high), gap / 2) if is_known else None,
         "hardly: the 95% interval of the standard deviation is below half of the distance, "
         f"{gap:.3f}, to the nearest mean score of another architecture; at least {MIN_NETWORKS} "

@@ -286,7 +286,7 @@ def _verdicts(orders: Mapping[tuple[str, str], Order]) -> list[Verdict]:
                     f"{measure} rises with nonlinearity in trained networks where {what}",
                     "",
                     "; ".join([f"{sum(holds)} of {len(words)} networks", *others]),
-                    in_most_networks(holds, len(families)),
+                    in_most_networks(holds, len(families), unit="architectures"),
                     "exact trend test over draws of samples, adjusted over networks; agrees if "
                     "seen in most networks, by a sign test in which all sizes of an architecture "
                     "count once",

@@ -226,7 +226,8 @@ def _verdicts(table: pd.DataFrame) -> list[Verdict]:
                 f"{range_text(late)} late, {range_text(early)} early; lower for "
                 f"{(late < early).sum()} of {len(late)} seeds",
                 Decision(None, decision.needed) if short else decision,
-                "mean over ω for each seed, then a sign test over seeds",
+                "since the networks that they start from, trained ones for late, initialised for "
+                "early; mean over ω for each seed, then a sign test over seeds",
             )
         )
     return [*verdicts, _test_within(table), _test_explained(table)]

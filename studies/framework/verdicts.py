@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ class Decision:
 
     agrees: bool | None
     needed: int = 0
+    unit: str = field(default="networks", repr=False)
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,13 @@ class Verdict:
     ours : str
         Our value with its interval.
     agrees : bool, None or Decision
-        None if undecided. A decision also sets `needed`.
+        None if undecided. A decision also sets `needed` and `unit`.
     remark : str
         The criterion and how the value was obtained.
     needed : int
         Number of networks that the criterion needs to decide either way; 0 if there are enough.
+    unit : str
+        What is counted, if not networks.
 
     Examples
     --------
@@ -58,9 +61,11 @@ class Verdict:
     agrees: bool | Decision | None = None
     remark: str = ""
     needed: int = 0
+    unit: str = "networks"
 
     def __post_init__(self) -> None:
         if isinstance(self.agrees, Decision):
+            object.__setattr__(self, "unit", self.agrees.unit)
             object.__setattr__(self, "needed", self.agrees.needed)
             object.__setattr__(self, "agrees", self.agrees.agrees)
 
@@ -68,7 +73,7 @@ class Verdict:
     def word(self) -> str:
         """``yes``, ``no``, ``can't tell`` or ``needs 6 networks``."""
         if self.agrees is None:
-            return f"needs {self.needed} networks" if self.needed else "can't tell"
+            return f"needs {self.needed} {self.unit}" if self.needed else "can't tell"
         return "yes" if self.agrees else "no"
 
 
@@ -83,7 +88,7 @@ TIE_TOLERANCE = 1e-9
 
 
 def in_most_networks(
-    holds: ArrayLike, networks: int | None = None, chance: float = 0.5
+    holds: ArrayLike, networks: int | None = None, chance: float = 0.5, unit: str = "networks"
 ) -> Decision:
     """Test whether a claim holds for more, or for fewer, networks than by chance.
 
@@ -99,6 +104,8 @@ def in_most_networks(
         Number of independent ones; n by default.
     chance : float
         Fraction of networks for which it would hold by chance.
+    unit : str
+        What is counted, if not networks.
 
     Examples
     --------
@@ -111,7 +118,7 @@ def in_most_networks(
         needed = n + 1
         while sign_test_power(needed, chance=chance) < MIN_POWER:
             needed += 1
-        return Decision(None, needed)
+        return Decision(None, needed, unit)
     fraction = float(array.mean())
     if _exceeds(math.floor(fraction * n + 1e-9), n, chance):
         return Decision(True)
@@ -141,7 +148,8 @@ def _exceeds(count: ArrayLike, networks: int, chance: float) -> Any:
 def mean_above(values: ArrayLike, bound: float = 0.0) -> Decision:
     """Test whether the mean over networks lies above a bound, by its 95% t interval.
 
-    Equal values, whose interval has no width, are compared by a sign test.
+    Equal values, whose interval has no width, are compared by a sign test. Fractions are often
+    equal to their bound, and are compared by `in_most_networks` instead.
 
     Parameters
     ----------
@@ -328,7 +336,8 @@ def all_hold(decisions: Iterable[Decision]) -> Decision:
     if False in answers:
         return Decision(False)
     if None in answers or not answers:
-        return Decision(None, max((part.needed for part in parts), default=0))
+        undecided = [part for part in parts if part.agrees is None]
+        return max(undecided, key=lambda part: part.needed, default=Decision(None))
     return Decision(True)
 
 
@@ -416,6 +425,20 @@ def mean_and_spread(values: ArrayLike) -> str:
     array = _array(values)
     spread = f" ± {array.std(ddof=1):.2f}" if len(array) > 1 else ""
     return f"{array.mean():.2f}{spread}"
+
+
+def interval_text(values: ArrayLike, form: str = ".2f") -> str:
+    """Format a mean over networks with its 95% t interval, if there are at least three.
+
+    Examples
+    --------
+    >>> interval_text([4.4, 3.6, 3.6]), interval_text([2.0], "+.1f")
+    ('3.87 (2.72 to 5.01)', '+2.0')
+    """
+    array = _array(values)
+    low, high = network_interval(array)
+    interval = f" ({low:{form}} to {high:{form}})" if math.isfinite(low) else ""
+    return f"{array.mean():{form}}{interval}"
 
 
 def range_text(values: ArrayLike, form: str = ".2f") -> str:

@@ -105,7 +105,9 @@ def rung_table(cells: pd.DataFrame) -> pd.DataFrame:
         label = LADDERS[str(name)].rungs[int(str(rung))].label
         value = group.value
         rows.append((name, measure, label, value.mean(), value.std(), len(value)))
-    return pd.DataFrame(rows, columns=["ladder", "measure", "rung", "mean", "±seeds", "seeds"])
+    return pd.DataFrame(
+        rows, columns=["ladder", "measure", "rung", "mean", "sd over seeds", "seeds"]
+    )
 
 
 def precision_table(cells: pd.DataFrame) -> pd.DataFrame:

@@ -19,11 +19,12 @@ from nlbench.studies.framework.trends import (
     network_interval,
     trend_test,
 )
+from nlbench.studies.framework.verdicts import Decision, in_most_networks
 
 MIN_TAU = 0.9
 """Minimum Kendall's tau for the order of one seed's networks to count as recovered."""
 SIGNIFICANT_DIGITS = 9
-WORDS = ("recovers", "sees", "can't tell", "inverts")
+WORDS = ("recovers", "sees", "not monotone", "can't tell", "inverts")
 SEEN = WORDS[:2]
 CONSTANT = "the same on every rung"
 NO_DIRECTION = ", no direction"
@@ -46,6 +47,8 @@ class Order:
         Exact p-values of `trend_test`; see `adjusted`.
     residual_tau : float
         Kendall's tau-b between the affine residual and the value, mean over seeds.
+    taus : tuple of float
+        Kendall's tau-b of each seed.
     mark : str
         Reason why the order is not judged; empty if it is judged.
     has_direction : bool
@@ -53,8 +56,8 @@ class Order:
 
     Examples
     --------
-    >>> Order(0.95, 0.9, 1.0, 8, 7, 1e-6, 1.0).word, Order(0.1, -0.4, 0.4, 8, 0, 0.3, 0.7).word
-    ('recovers', "can't tell")
+    >>> Order(0.95, 0.9, 1.0, 8, 8, 1e-6, 1.0).word, Order(0.1, -0.4, 0.4, 8, 0, 0.3, 0.7).word
+    ('recovers', 'not monotone')
     """
 
     tau: float = math.nan
@@ -65,6 +68,7 @@ class Order:
     p_rises: float = 1.0
     p_falls: float = 1.0
     residual_tau: float = math.nan
+    taus: tuple[float, ...] = ()
     mark: str = ""
     has_direction: bool = True
 
@@ -73,8 +77,9 @@ class Order:
         """One of `WORDS`, with `NO_DIRECTION` if none is declared, or `mark` if not judged.
 
         A measure sees a ladder if its values rise significantly. It also recovers the ladder if
-        significantly more than half of the seeds recover the order, which requires at least five
-        seeds. It inverts the ladder if its values fall significantly.
+        most seeds recover the order, which requires at least six seeds. It inverts the ladder if
+        its values fall significantly. Otherwise the order is not monotone if the interval of tau
+        excludes ±`MIN_TAU`.
         """
         if self.mark:
             return self.mark
@@ -83,9 +88,30 @@ class Order:
     @property
     def _trend(self) -> str:
         if self.p_rises < SIGNIFICANCE:
-            p = stats.binom.sf(self.recovered - 1, self.seeds, 0.5)
-            return "recovers" if p < SIGNIFICANCE else "sees"
-        return "inverts" if self.p_falls < SIGNIFICANCE else "can't tell"
+            return "recovers" if self._majority.agrees else "sees"
+        if self.p_falls < SIGNIFICANCE:
+            return "inverts"
+        return "not monotone" if -MIN_TAU < self.low <= self.high < MIN_TAU else "can't tell"
+
+    @property
+    def _majority(self) -> Decision:
+        """Whether most seeds recover the order."""
+        return in_most_networks(np.arange(self.seeds) < self.recovered)
+
+    @property
+    def recovery(self) -> Decision:
+        """Decision on whether the measure recovers the ladder.
+
+        Examples
+        --------
+        >>> Order(1.0, 1.0, 1.0, 5, 5, 1e-6, 1.0).recovery
+        Decision(agrees=None, needed=6)
+        """
+        if self._trend in ("inverts", "not monotone"):
+            return Decision(False)
+        return (
+            Decision(None, self._majority.needed) if self._trend == "can't tell" else self._majority
+        )
 
     @property
     def text(self) -> str:
@@ -147,6 +173,7 @@ def compute_order(
         trend.p_rises,
         trend.p_falls,
         math.nan if residuals is None else _residual_tau(table, residuals),
+        trend.taus,
         has_direction=bool(description.sense),
     )
 

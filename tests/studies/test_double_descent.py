@@ -76,6 +76,17 @@ def test_missing_peak_is_refuted_only_if_fitted():
     assert found == ["no", "no", "can't tell"]
 
 
+@pytest.mark.parametrize(
+    ("fits", "missing"),
+    [((0.8, 0.9, 1.0), "wider"), ((0.96, 1.0, 1.0), "narrower"), ((0.8, 0.96, 1.0), "")],
+)
+def test_missing_widths_are_named(fits, missing):
+    numbers = (0.5, 0.4, 0.3), (1.0, 2.0, 3.0), (10, 30, 20)
+    verdict, *_ = DoubleDescent().analyse(runs(*numbers, fits)).verdicts
+    assert (verdict.agrees is None) is bool(missing)
+    assert missing in verdict.remark.partition("which needs ")[2]
+
+
 def test_rise_to_last_width_is_undecided():
     found = words((0.1, 0.2, 0.3), (1.0, 2.0, 3.0), (10, 20, 30), (0.8, 0.9, 1.0))
     assert found == ["can't tell", "can't tell", "yes"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from nlbench.studies import held_out_ladders as study
 from nlbench.studies.held_out_ladders import RECOMMENDED, _verdicts
 from nlbench.studies.networks.held_out import DEGREES, NAMES, draw
 from nlbench.studies.networks.planted import Ladders
@@ -72,16 +73,27 @@ def orders(**words):
     }
 
 
-@pytest.mark.parametrize(("word", "agrees"), [("sees", True), ("falls", False), ("", None)])
-def test_recommendations_are_judged_on_their_own_ladders(word, agrees):
-    verdicts = _verdicts(orders(heldout1=word))
-    assert len(verdicts) == 5
-    by_question = {v.agrees for v in verdicts if v.claim.endswith("function")}
-    assert by_question == {agrees}
-    assert {v.agrees for v in verdicts if v.claim.endswith("network")} == {True}
+def test_recommendations_are_judged_on_their_own_ladders():
+    verdicts = _verdicts(orders(heldout1="falls"))
+    assert {verdict.word for verdict in verdicts} == {"needs 6 ladders"}
+    ours = {verdict.claim.rpartition(" ")[2]: verdict.ours for verdict in verdicts}
+    assert ours["activations"] == "no ladder was drawn"
+    assert ours["function"] == "heldout1: inverts; heldout5: sees"
+    assert "inverts" not in ours["network"]
 
 
-def test_undirected_measures_are_not_recommended():
+@pytest.mark.parametrize(("word", "agrees"), [("sees", True), ("falls", False), ("", False)])
+def test_six_ladders_decide(monkeypatch, word, agrees):
+    ladders = {f"another{n}": replace(HELD_OUT["heldout1"]) for n in range(6)}
+    monkeypatch.setattr(study, "HELD_OUT", ladders)
+    order = orders(heldout1=word)["nlc", "heldout1"]
+    (verdict,) = _verdicts({("nlc", name): order for name in ladders})
+    assert verdict.agrees is agrees
+
+
+def test_undirected_measures_are_not_recommended(monkeypatch):
+    ladders = {f"another{n}": replace(HELD_OUT["heldout1"]) for n in range(6)}
+    monkeypatch.setattr(study, "HELD_OUT", ladders)
     undirected = replace(Order(0.9, p_rises=0.01), has_direction=False)
-    found = dict.fromkeys(orders(), undirected)
-    assert {verdict.agrees for verdict in _verdicts(found)} == {None}
+    (verdict,) = _verdicts({("nlc", name): undirected for name in ladders})
+    assert verdict.agrees is False

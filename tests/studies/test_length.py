@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nlbench import registry
-from nlbench.studies.length import DEPTH, WIDTH, layer_factor
+from nlbench.studies.length import DEPTH, WIDTH, fits_exponential, layer_factor
 
 
 @pytest.mark.parametrize("variance", [2.0, 4.0])
@@ -30,3 +30,11 @@ def test_weights_have_the_variance_of_the_name():
     assert all(layer.bias is None for layer in layers)
     variances = [float(layer.weight.detach().var() * WIDTH) for layer in layers]
     np.testing.assert_allclose(variances, 4, rtol=0.3)
+
+
+@pytest.mark.parametrize("power", [0.5, 1, 2])
+def test_growth_by_a_power_is_not_exponential(power):
+    layers = np.arange(1, DEPTH + 1)
+    noise = np.exp(np.random.default_rng(0).normal(0, 0.01, DEPTH))
+    assert fits_exponential(1.4**layers * noise)
+    assert not fits_exponential(layers**power * noise)

@@ -14,7 +14,7 @@ from nlbench.runner import run
 from nlbench.store.run import Run
 from nlbench.studies import measures as study
 from nlbench.studies.framework import Context
-from nlbench.studies.measures import Measures, _has_no_order
+from nlbench.studies.measures import Measures, _follows_reliably, _has_no_order
 from nlbench.studies.shared import benchmark_results
 from nlbench.studies.shared.ladders import LADDERS, TWIN_LADDER
 from nlbench.studies.shared.orders import WORDS, Order
@@ -30,7 +30,7 @@ def made(tmp_path_factory):
     lines = {"lines.paths": "pairs", "lines.number": 1}
     ladder = LADDERS["relu"]
 
-    def on_ladder(part, names=NAMES, seeds=(0, 1, 2, 3, 4), **options):
+    def on_ladder(part, names=NAMES, seeds=(0, 1, 2, 3, 4, 5), **options):
         settings = {**ladder.settings, **(lines if "absdev" in names else {}), **options}
         request = Request(names, MODELS, ladder.data, "init", seeds, 64, settings=settings)
         return run(request, folder / part)
@@ -79,7 +79,7 @@ def test_headline_compares_measures_on_the_same_networks_only(made, monkeypatch)
     alone = {"relu": made["relu"]}
     # All measures are ordered here, but the shipped orders of the others have more seeds.
     assert not Measures().analyse(alone).headline
-    seeds = (0, 1, 2, 3, 4)
+    seeds = (0, 1, 2, 3, 4, 5)
     monkeypatch.setitem(LADDERS, "relu", replace(LADDERS["relu"], seeds=seeds))
     assert any("affinity" in line for line in Measures().analyse(alone).headline)
     others = changed(made, "affinity", lambda value: value)
@@ -170,13 +170,22 @@ def test_published_claims_are_judged_by_cells(made):
         records = [cell(like, r, s, v + s) for s in range(seeds) for r, v in enumerate(values)]
         found = Measures().analyse({"slope": Run(made["relu"].manifest, records)})
         table = found.tables["Exactness on affine networks and maps"]
-        (verdict,) = [v for v in found.verdicts if "made leaky" in v.claim]
-        return verdict.agrees, table.set_index("measure").exact["absdev"]
+        (verdict,) = [v for v in found.verdicts if "made linear" in v.claim]
+        return verdict.word, table.set_index("measure").exact["absdev"]
 
-    assert claim([0, 5, 4, 3, 1], 5) == (None, "no")
-    assert claim([9, 5, 4, 3, 1], 5)[0] is False
-    assert claim([0, 1, 2, 3, 4], 5)[0] is True
-    assert claim([0, 1, 2, 3, 4], 1)[0] is True  # 120 orders of one network are equally likely.
+    assert claim([0, 5, 4, 3, 1], 5) == ("no", "no")
+    assert claim([9, 5, 4, 3, 1], 5)[0] == "no"
+    assert claim([0, 1, 2, 3, 4], 5)[0] == "needs 6 networks"
+    assert claim([0, 1, 2, 3, 4], 6)[0] == "yes"
+
+
+def test_reliable_measures_recover_every_ladder_of_trained_networks():
+    recovered = Order(1.0, 1.0, 1.0, 6, 6, p_rises=0.001)
+    inverted = Order(-1.0, -1.0, -1.0, 6, 0, p_falls=0.001)
+    for third, agrees in ((recovered, True), (inverted, False), (Order(0.5, 0, 1, 8), None)):
+        ladders = zip(study._CNN_LADDERS, (recovered, recovered, third), strict=True)
+        (verdict,) = _follows_reliably({("absdev", name): order for name, order in ladders})
+        assert verdict.agrees is agrees
 
 
 @pytest.mark.parametrize(
@@ -184,12 +193,14 @@ def test_published_claims_are_judged_by_cells(made):
     [
         (Order(0.8, 0.6, 1.0, 5, p_rises=0.01), False),
         (Order(-0.8, -1.0, -0.6, 5, p_falls=0.01), False),
-        (Order(0.1, -0.2, 0.4, 5), True),
-        (Order(0.1, -0.4, 0.6, 5), None),
+        (Order(0.1, -0.2, 0.4, 5, taus=(-0.1, 0.0, 0.1, 0.2, 0.3)), True),
+        (Order(0.1, -0.4, 0.6, 5, taus=(-0.5, -0.2, 0.1, 0.4, 0.7)), None),
     ],
 )
 def test_no_order_is_shown_by_its_interval(order, agrees):
-    assert _has_no_order(order) is agrees
+    decision = _has_no_order(order)
+    assert decision.agrees is agrees
+    assert bool(decision.needed) is (agrees is None)
 
 
 def test_plugin_measure_is_put_on_a_ladder(tmp_path, monkeypatch):

@@ -31,7 +31,7 @@ def test_measures_that_fall_are_counted(runs):
         verdicts = TrainedLadders().analyse(changed).verdicts
         (verdict,) = [v for v in verdicts if v.claim.startswith("r2") and "blended" in v.claim]
         assert verdict.ours.startswith(ours)
-        assert verdict.word == "needs 6 networks"
+        assert verdict.word == "needs 6 architectures"
 
 
 def test_sizes_of_one_architecture_count_once():
@@ -39,7 +39,7 @@ def test_sizes_of_one_architecture_count_once():
     names = [plant.name for plant in study.PLANTS if plant.of == "blend"]
     (verdict,) = study._verdicts({("r2", name): seen for name in names})
     assert len(names) == 9
-    assert verdict.word == "needs 6 networks"
+    assert verdict.word == "needs 6 architectures"
     others = [f"other{letter * 3} blended" for letter in "ab"]
     (verdict,) = study._verdicts({("r2", name): seen for name in names + others})
     assert verdict.word == "yes"

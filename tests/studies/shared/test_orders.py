@@ -41,13 +41,16 @@ def test_tau_by_hand():
 @pytest.mark.parametrize(
     ("values", "about", "word"),
     [
-        ([[1, 2, 3, 4]] * 5, MORE, "recovers"),
-        ([[1, 2, 3, 4]] * 4, MORE, "sees"),  # Too few networks for more than half of all.
+        ([[1, 2, 3, 4]] * 6, MORE, "recovers"),
+        ([[1, 2, 3, 4]] * 5, MORE, "sees"),  # Too few networks for more than half of all.
+        ([[1, 2, 3, 4]] * 7 + [[1, 2, 4, 3]], MORE, "sees"),
         ([[1, 2, 3, 4]] * 5, LESS, "inverts"),
         ([[1, 2, 4, 3]] * 8, MORE, "sees"),
         ([[1, 2]] * 3, MORE, "can't tell"),
         ([[1, 2]] * 8, MORE, "recovers"),
-        ([[1, 2, 3], [3, 2, 1]] * 4, MORE, "can't tell"),
+        ([[1, 2, 3], [3, 2, 1]] * 4, MORE, "not monotone"),
+        ([[0, 9, 8, 6, 3]] * 5, MORE, "not monotone"),  # Tau is -0.2 for each network.
+        ([[0, 9, 8, 6, 3]] * 2, MORE, "can't tell"),
         ([[7, 7, 7], [7, 7, 7 + 1e-12]], MORE, "the same on every rung"),
         ([[1, 2, 3], [2, 3, 4]], MeasureInfo(), "sees, no direction"),
     ],
@@ -74,6 +77,22 @@ def test_fewer_networks_only_weaken_the_verdict():
         full = compute_order(cells(values), MORE).word
         quick = compute_order(cells(values[:3]), MORE).word
         assert quick in {"can't tell", *weaker.get(full, ())}
+
+
+def test_recovery_grows_with_the_evidence():
+    """Further networks that recover the order never take a yes back."""
+    answers = [Order(0.9, 0.8, 1.0, n, n, p_rises=0.001).recovery for n in range(1, 30)]
+    assert [answer.agrees for answer in answers] == [None] * 5 + [True] * 24
+    assert {answer.needed for answer in answers} == {6, 0}
+    counts = [Order(0.9, 0.8, 1.0, 12, k, p_rises=0.001).recovery.agrees for k in range(13)]
+    assert counts == [False] * 3 + [None] * 7 + [True] * 3
+
+
+def test_certain_orders_of_another_kind_are_not_recovered():
+    for order in (Order(-0.9, -1, -0.8, 5, p_falls=0.01), Order(-0.2, -0.2, -0.2, 5)):
+        assert order.recovery.agrees is False
+    assert Order(0.5, -1, 1, 2).recovery.needed == 6
+    assert Order(0.5, 0, 1, 8).recovery.needed == 0
 
 
 def test_p_values_are_adjusted_over_ladders_of_measure():
