@@ -111,10 +111,10 @@ def _separates(kind: str, measure: str, comparison: PathComparison) -> Verdict:
     separates = comparison.fractions >= SEPARATING_FRACTION
     holds = separates if is_deviation else ~separates
     return Verdict(
-        f"{'Deviation' if is_deviation else 'Density'} separates clean from wrong labels on "
-        f"{KINDS[kind]}",
-        "yes" if is_deviation else "hardly, near training data",
-        f"{comparison.text}, so in {int(holds.sum())} of {comparison.networks} pairs",
+        f"{'Deviation' if is_deviation else 'Density hardly'} separates clean from wrong labels "
+        f"on {KINDS[kind]}",
+        "yes" if is_deviation else "near training data",
+        f"{comparison.text}, separated in {int(separates.sum())} of {comparison.networks} pairs",
         in_most_networks(holds, comparison.networks),
         f"fraction of paths on which {NOISE_LEVEL:.0%} wrong labels give the larger value; a pair "
         f"of networks is separated if it is at least {SEPARATING_FRACTION}; agrees if so in most "
