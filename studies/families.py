@@ -81,7 +81,9 @@ class Families(Classifiers):
                 "architectures of one family cluster",
                 families,
                 compared.distances,
-                "by chance {chance:.0%}; families with only one network are excluded",
+                "by chance {chance:.0%}; families with only one network are excluded; a family's "
+                "networks count once",
+                "families",
             ),
             *_compare_with_alexnet(names, compared.distances),
             _vits_are_apart(families, compared.distances),
@@ -115,7 +117,8 @@ def _families_of_the_zoo(runs: Runs) -> Verdict:
             [short_name(name).partition("-")[0] for name in table],
             compare_signatures(list(table.values())).distances,
             "nearest signature is of the same family; by chance {chance:.0%}; families also differ "
-            "in their data and activation",
+            "in their data and activation; a family's networks count once",
+            "families",
         )
     drawn = f"; initialised {verdicts['drawn'].ours}" if "drawn" in verdicts else ""
     return replace(verdicts["trained"], ours=f"{verdicts['trained'].ours}{drawn}")

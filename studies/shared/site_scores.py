@@ -75,21 +75,28 @@ def signatures(
 
 
 def nearest_shares_group(
-    claim: str, published: str, groups: Sequence[str], distances: NDArray[np.float64], remark: str
+    claim: str,
+    published: str,
+    groups: Sequence[str],
+    distances: NDArray[np.float64],
+    remark: str,
+    unit: str = "networks",
 ) -> Verdict:
     """Test whether the nearest other signature is in the same group more often than by chance.
 
-    Groups with one signature are excluded. The remark is a template with the field ``chance``.
+    Groups with one signature are excluded. The remark is a template with the field ``chance``. With
+    another unit, such as families, each group counts once.
     """
     others = distances + np.diag(np.full(len(groups), np.inf))
     counted = [i for i, group in enumerate(groups) if groups.count(group) > 1]
     hits = [groups[int(others[i].argmin())] == groups[i] for i in counted]
     shares = [(groups.count(groups[i]) - 1) / (len(groups) - 1) for i in counted]
     chance = float(np.mean(shares)) if shares else math.nan
+    independent = len(hits) if unit == "networks" else len({groups[i] for i in counted})
     return Verdict(
         claim,
         published,
         f"{sum(hits)} of {len(hits)} networks",
-        in_most_networks(hits, chance=chance) if hits else None,
+        in_most_networks(hits, independent, chance, unit) if hits else None,
         remark.format(chance=chance),
     )
