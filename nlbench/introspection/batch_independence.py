@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 
 import torch
@@ -183,6 +184,12 @@ def spread(samples: Tensor) -> Tensor:
 class RemembersOutputs(Undefined):
     """A model's results depend on what it computed before."""
 
+    def __init__(self) -> None:
+        super().__init__(
+            "the network's output for an input depends on the inputs before it: it keeps what it "
+            "computed for another input"
+        )
+
 
 def check_memory(rows: Callable[[Tensor], Tensor], samples: Tensor) -> str:
     """Raise if a model's results depend on what it computed before, and describe other dependences.
@@ -207,11 +214,11 @@ def check_memory(rows: Callable[[Tensor], Tensor], samples: Tensor) -> str:
     buffer = few.clone()
 
     def run(samples: Tensor) -> Tensor:
-        return rows(buffer.copy_(samples)).clone()
+        return _rows_anywhere(rows, buffer.copy_(samples)).clone()
 
     size = len(few)
     sample = few[-1:]
-    more = rows(sample[[0] * (size + 1)]).clone()
+    more = _rows_anywhere(rows, sample[[0] * (size + 1)]).clone()
     first = run(few)
     shifted = run(few.roll(1, 0))
     if not first.shape == shifted.shape == (size, *more.shape[1:]):
@@ -227,12 +234,27 @@ def check_memory(rows: Callable[[Tensor], Tensor], samples: Tensor) -> str:
     is_known = _close(more[:1], most[:1], GROUP_TOLERANCE_EPS)
     is_stale = is_known and not _close(copies[:1], more[:1], GROUP_TOLERANCE_EPS)
     if is_stale or (torch.equal(first, shifted) and not follows):
-        raise RemembersOutputs(
-            "the network's output for an input depends on the inputs before it: it keeps what it "
-            "computed for another input"
-        )
+        raise RemembersOutputs
     # It follows its sample, but is another one among copies of it.
     return DEPENDS_ON_BATCH
+
+
+def _rows_anywhere(rows: Callable[[Tensor], Tensor], samples: Tensor) -> Tensor:
+    """Run samples, and raise RemembersOutputs if they only run at other addresses.
+
+    What a model keeps by the address of its input may be for another number of samples.
+    """
+    try:
+        return rows(samples)
+    except Exception as error:
+        elsewhere = [samples.clone() for _ in range(4)]
+        for copied in elsewhere:
+            with contextlib.suppress(Exception):
+                rows(copied)
+                break
+        else:
+            raise
+        raise RemembersOutputs from error
 
 
 def is_finite_among(others: Tensor, rows: Callable[[Tensor], Tensor], samples: Tensor) -> bool:

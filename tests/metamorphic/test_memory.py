@@ -1,12 +1,14 @@
 """A network that remembers outputs has the values of one that doesn't, or none."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import pytest
 import torch
 from torch import nn
 
 import nlbench
+from nlbench.introspection.batch_independence import RemembersOutputs, check_memory
+from nlbench.introspection.model_output import validated_outputs
 
 MEASURES = [
     "affinity", "r2", "accuracy", "substitution", "absdev", "density", "length-distortion", "nlc",
@@ -122,6 +124,29 @@ def test_a_network_that_remembers_has_no_values(kind, is_used):
     for name in MEASURES:
         assert results[name].status == "undefined", name
         assert "the inputs before it" in results[name].reason, name
+
+
+class ByBuffer(ByShape):
+    """Has another batch's output for the first tensor of four samples that it sees."""
+
+    seen = 0
+
+    def key(self, x):
+        if len(x) == 4 and not self.seen:
+            self.seen = x.data_ptr()
+        return "seen" if x.data_ptr() == self.seen else tuple(x.flatten().tolist())
+
+
+def test_an_output_kept_for_another_number_of_samples_is_found():
+    model = ByBuffer()
+    model.memory["seen"] = torch.zeros(2, 3)
+    rows = partial(_output_of, model)
+    with pytest.raises(RemembersOutputs):
+        check_memory(rows, torch.randn(8, 4))
+
+
+def _output_of(model, samples):
+    return validated_outputs(model(samples), len(samples))
 
 
 def test_memory_by_content_changes_no_value():
