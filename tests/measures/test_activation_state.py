@@ -9,7 +9,6 @@ from scipy.stats import entropy, norm
 from torch import nn
 
 import nlbench
-from nlbench.errors import Undefined
 from nlbench.measures.activation_state import state_entropy
 
 
@@ -88,8 +87,3 @@ def test_folded_positions_are_samples_of_their_channel():
     run = nlbench.evaluate(Folded(), x, "activation-state", settings={"sites.reduction": "flatten"})
     expected = state_entropy(layer(x).detach().flatten(0, 1)).mean().item()
     assert run["activation-state"].summary["value"] == pytest.approx(expected, abs=1e-9)
-
-
-def test_single_sample_is_undefined():
-    with pytest.raises(Undefined, match="n = 1"):
-        state_entropy(torch.ones(1, 3))

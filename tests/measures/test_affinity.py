@@ -109,7 +109,7 @@ def test_relu_on_sliding_window_matches_authors_notebook():
         x = r.uniform(middle - 2, middle + 2, (1000, 1))
         y = np.maximum(x, 0)
         if index <= 4:
-            with pytest.raises(Undefined, match="output"):
+            with pytest.raises(Undefined):
                 affinity_score(torch.tensor(x), torch.tensor(y), shrinkage="none")
             continue
         score = affinity_score(torch.tensor(x), torch.tensor(y), shrinkage="none").item()

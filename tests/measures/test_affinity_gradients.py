@@ -139,11 +139,11 @@ def test_unsupported_second_derivative_is_refused():
     x, y = leaf(0, 4, 10), leaf(1, 4, 10).detach()
     (first,) = grad(affinity_score(x, y, ridge=0.1), x, create_graph=True)
     (second,) = grad(first.square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="no third derivative"):
+    with pytest.raises(RuntimeError, match="third derivative"):
         second.square().sum().backward()
     alike = leaf(0, 4, 10)
     (first,) = grad(affinity_score(alike, 3 * alike, ridge=0.1), alike, create_graph=True)
-    with pytest.raises(RuntimeError, match="no second derivative here"):
+    with pytest.raises(RuntimeError, match="second derivative"):
         first.square().sum().backward()
 
 

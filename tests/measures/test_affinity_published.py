@@ -104,5 +104,5 @@ def test_published_axes_reproduce_published_scores():
 
 def test_absolute_ridge_that_drowns_the_data_is_refused():
     x, y = samples(20, 3, 1e-160)
-    with pytest.raises(nlbench.NotFinite, match="overflows"):
+    with pytest.raises(nlbench.NotFinite):
         affinity_score(x, y, ridge_unit="absolute")

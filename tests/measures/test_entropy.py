@@ -76,7 +76,7 @@ def test_a_range_beyond_float64_is_refused():
 
 
 def test_a_site_without_features_or_samples_is_undefined():
-    with pytest.raises(Undefined, match="columns"):
+    with pytest.raises(Undefined):
         histogram_entropy(torch.ones(3, 0))
     assert read(Entropy(), [(torch.ones(3, 0), torch.ones(3, 0))]).values[0].status == "undefined"
     empty = torch.ones(0, 3)
@@ -85,8 +85,7 @@ def test_a_site_without_features_or_samples_is_undefined():
 
 def test_features_that_differ_by_rounding_have_no_entropy():
     values = torch.sigmoid(1e-7 * torch.tensor(features(0, 5, 16)))
-    message = "features of 5 samples are equal within float32's rounding: try --precision float64"
-    with pytest.raises(Undefined, match=message):
+    with pytest.raises(Undefined, match="float32"):
         histogram_entropy(values.float())
     assert (histogram_entropy(values) > 1).all()
     assert (histogram_entropy(torch.full((5, 16), 0.1)) == 0).all()

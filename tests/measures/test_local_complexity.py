@@ -103,7 +103,7 @@ def test_networks_without_kinks_have_no_boundaries():
     assert result.status == "ok"
     assert "boundaries" not in result.summary
     assert "gelu" in result.reason
-    with pytest.raises(Undefined, match="activation"):
+    with pytest.raises(Undefined):
         changed_units(nn.Linear(3, 2), star_of(x, 2, 0.1))
 
 

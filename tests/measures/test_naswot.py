@@ -77,10 +77,10 @@ def test_site_without_distinct_patterns_is_undefined():
 
 
 def test_too_few_samples_or_units_are_undefined():
-    with pytest.raises(Undefined, match="n = 1"):
+    with pytest.raises(Undefined):
         naswot_score(pattern_kernel(torch.ones(1, 3)))
     every_pattern = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3)
-    with pytest.raises(Undefined, match="singular"):
+    with pytest.raises(Undefined):
         naswot_score(pattern_kernel(every_pattern))
 
 

@@ -71,7 +71,7 @@ def test_norm_is_differentiable():
 
 def test_a_zero_input_has_an_absolute_norm_only():
     x, y = torch.zeros(4, 2), torch.ones(4, 2)
-    with pytest.raises(Undefined, match="input"):
+    with pytest.raises(Undefined):
         change_norm(x, y)
     assert change_norm(x, y, kind="absolute").item() == pytest.approx(math.sqrt(8))
     value = read(Norm(), [(x, y)]).values[0]

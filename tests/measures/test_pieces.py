@@ -9,7 +9,6 @@ from scipy.optimize import linprog
 from torch import nn
 
 import nlbench
-from nlbench.errors import RequestError
 from nlbench.measures import pieces
 from nlbench.measures.pieces import piece_count
 from nlbench.probes.lines import SegmentTrace, trace_segment
@@ -142,8 +141,3 @@ def test_units_and_offsets_of_logit_do_not_matter():
     trace = trace_segment(network, *torch.randn(2, 2).double())
     scaled = polyline(trace.t, 1e-200 * trace.values + 3e-200)
     assert piece_count(scaled) == piece_count(trace) > 1
-
-
-def test_a_negative_tolerance_is_refused():
-    with pytest.raises(RequestError, match="tolerance"):
-        piece_count(polyline([0, 1], [0, 1]), -1)

@@ -117,8 +117,8 @@ def test_gradients_equal_finite_differences_at_fixed_width(monkeypatch):
 @pytest.mark.parametrize("debiased", [False, True])
 def test_constant_features_are_undefined(debiased):
     x = normal(5, 9, 2)
-    for pair, role in (((x, torch.full((9, 2), 0.1)), "output"), ((x * 0, x), "input")):
-        with pytest.raises(Undefined, match=role):
+    for pair in ((x, torch.full((9, 2), 0.1)), (x * 0, x)):
+        with pytest.raises(Undefined):
             rbf_cka(*pair, debiased=debiased)
     value = read(CKA(kernel="rbf", debiased=debiased), [(x, x * 0)]).values[0]
     assert (value.status, value.reason) == ("undefined", "constant output")

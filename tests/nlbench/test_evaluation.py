@@ -207,24 +207,23 @@ def test_last_batch_weighs_no_more_than_its_samples():
 
 
 @pytest.mark.parametrize(
-    ("attribute", "value", "says"),
+    ("attribute", "value"),
     [
-        ("bounds", None, "two numbers"),
-        ("bounds", (0,), "two numbers"),
-        ("bounds", ("0", "1"), "two numbers"),
-        ("bounds", (1, 0), "the smaller first"),
-        ("more_means", "bogus", "'more nonlinear'"),
-        ("options", {"k": 2}, "nlbench.Option"),
-        ("source", None, "nlbench.Source"),
-        ("version", 1, "a string"),
+        ("bounds", None),
+        ("bounds", (0,)),
+        ("bounds", ("0", "1")),
+        ("bounds", (1, 0)),
+        ("more_means", "bogus"),
+        ("options", {"k": 2}),
+        ("source", None),
+        ("version", 1),
     ],
 )
-def test_a_malformed_declaration_is_named(attribute, value, says):
+def test_a_malformed_declaration_is_named(attribute, value):
     odd = type("Odd", (NumpyNumbers,), {attribute: value})
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    with pytest.raises(PluginError, match=attribute) as caught:
+    with pytest.raises(PluginError, match=attribute):
         nlbench.evaluate(model, torch.randn(8, 4), [odd])
-    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -400,11 +399,6 @@ def test_labels_are_any_sequence_of_classes(convert):
     assert found["accuracy"].summary == expected["accuracy"].summary
 
 
-def test_labels_that_are_no_numbers_are_refused():
-    with pytest.raises(RequestError, match="labels"):
-        nlbench.evaluate(nn.Linear(4, 3), torch.randn(2, 4), ["accuracy"], labels=["a", "b"])
-
-
 @pytest.mark.parametrize("dtype", ["uint16", "uint64", ">i8", "int8"])
 def test_labels_of_any_integers_are_read(dtype):
     torch.manual_seed(0)
@@ -416,8 +410,3 @@ def test_labels_of_any_integers_are_read(dtype):
     if dtype.startswith("u"):
         loader = [(inputs, torch.from_numpy(labels.astype(dtype)))]
         assert nlbench.evaluate(model, loader, "accuracy")["accuracy"].summary == expected.summary
-
-
-def test_unsigned_inputs_are_refused():
-    with pytest.raises(RequestError, match="uint16"):
-        nlbench.evaluate(nn.Linear(3, 2), torch.ones(8, 3).to(torch.uint16), "r2")

@@ -165,9 +165,9 @@ def test_glob_of_checkpoints_is_files_that_it_matches(tmp_path, monkeypatch):
     assert read("init,a.pt", "a.pt") == ("init", "a.pt")
     assert read("with,comma.pt") == ("with,comma.pt",)
     assert read("star*.pt") == ("star*.pt",)
-    with pytest.raises(RequestError, match=r"'\*.safetensors'"):
+    with pytest.raises(RequestError):
         read("*.safetensors")
-    with pytest.raises(RequestError, match="--weights"):
+    with pytest.raises(RequestError):
         read("")
 
 

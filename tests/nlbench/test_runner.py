@@ -294,17 +294,17 @@ def test_run_is_extended_by_more_measures_and_subjects(names, tmp_path):
 def test_conflicting_versions_of_a_cell_are_refused(names, tmp_path):
     run(request("affinity"), tmp_path / "run")
     before = (tmp_path / "run" / "scores.csv").read_bytes()
-    with pytest.raises(RequestError, match="affinity"):
-        run(request("affinity", settings={"affinity.shrinkage": "none"}), tmp_path / "run")
-    with pytest.raises(RequestError, match="affinity"):
-        run(request("affinity", seeds=(1,), settings={"affinity.ridge": 1e-3}), tmp_path / "run")
-    with pytest.raises(RequestError, match="affinity through sites"):
-        run(request("good", settings={"sites.batch": 8}), tmp_path / "run")
-    for changes in ({"samples": 8}, {"split": "train"}):
-        with pytest.raises(RequestError, match="tiny"):
-            run(request("affinity", **changes), tmp_path / "run")
-        with pytest.raises(RequestError, match="tiny"):
-            run(request("good", **changes), tmp_path / "run")
+    for measure, name, changes in (
+        ("affinity", "affinity", {"settings": {"affinity.shrinkage": "none"}}),
+        ("affinity", "affinity", {"seeds": (1,), "settings": {"affinity.ridge": 1e-3}}),
+        ("good", "affinity through sites", {"settings": {"sites.batch": 8}}),
+        ("affinity", "tiny", {"samples": 8}),
+        ("affinity", "tiny", {"split": "train"}),
+        ("good", "tiny", {"samples": 8}),
+        ("good", "tiny", {"split": "train"}),
+    ):
+        with pytest.raises(RequestError, match=name):
+            run(request(measure, **changes), tmp_path / "run")
     assert (tmp_path / "run" / "scores.csv").read_bytes() == before
 
 

@@ -79,6 +79,6 @@ def test_full_disk_leaves_no_partial_picture(tmp_path, monkeypatch):
     full = os.open("/dev/full", os.O_WRONLY)
     monkeypatch.setattr(os, "fsync", lambda handle: os.write(full, b"x"))
     picture = plane(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.eye(3, 2), size=4)
-    with pytest.raises(RequestError, match="No space left"):
+    with pytest.raises(RequestError):
         draw_plane(picture, tmp_path / "plane.png", ["a", "b", "c"])
     assert list(tmp_path.iterdir()) == []

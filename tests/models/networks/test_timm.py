@@ -53,9 +53,12 @@ def test_a_glob_lists_timms_names():
     assert found == [f"timm/{name}" for name in sorted(timm.list_models("vit_tiny_patch16*"))]
 
 
-def test_an_unknown_name_suggests_the_nearest():
-    with pytest.raises(RequestError, match="'timm/resnet10t'"):
-        registry.load("models", "timm/resnet10x")
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("resnet10x", "'timm/resnet10t'"), ("resnet18.a1_in1", "'a1_in1'")]
+)
+def test_unknown_name_or_tag_suggests_the_nearest(name, nearest):
+    with pytest.raises(RequestError, match=nearest):
+        registry.load("models", f"timm/{name}")
 
 
 def test_missing_timm_is_named(monkeypatch):
@@ -82,8 +85,3 @@ def test_the_preprocessing_is_timms_for_its_weights(name, tmp_path):
     with Image.open(tmp_path / "image.png") as image:
         expected = timm.data.create_transform(**config)(image)
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
-
-
-def test_unknown_tag_is_refused_with_nearest():
-    with pytest.raises(RequestError, match="'a1_in1'"):
-        registry.load("models", "timm/resnet18.a1_in1")

@@ -1,9 +1,7 @@
-import pytest
 import torch
 from torch import nn
 
-from nlbench.errors import RequestError
-from nlbench.models.networks.transformer import TransformerTiny, transformer_tiny
+from nlbench.models.networks.transformer import TransformerTiny
 
 
 def test_position_ignores_later_targets():
@@ -36,11 +34,6 @@ def test_evaluation_without_gradients_equals_training_output():
     expected = network.train()(tokens)
     with torch.no_grad():
         torch.testing.assert_close(network.eval()(tokens), expected)
-
-
-def test_the_transformer_refuses_images():
-    with pytest.raises(RequestError, match=r"\(3, 32, 32\)"):
-        transformer_tiny(10, (3, 32, 32))
 
 
 def test_parameter_count_follows_from_sizes():

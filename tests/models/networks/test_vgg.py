@@ -124,5 +124,5 @@ def test_a_deep_one_maps_images_to_logits():
 
 @pytest.mark.parametrize("build", [vgg8, *STAGES])
 def test_images_of_another_size_are_refused(build):
-    with pytest.raises(RequestError, match="28x28"):
+    with pytest.raises(RequestError):
         build(image_size=28)

@@ -118,15 +118,12 @@ def test_ignored_labels_do_not_count(model):
 
 
 @pytest.mark.parametrize(
-    ("network", "labels", "message"),
-    [
-        (nn.Sequential(nn.Linear(4, 1), nn.Tanh()), None, "expected class logits"),
-        (nn.Sequential(nn.Linear(4, 3), nn.Tanh()), torch.zeros(60, 2).long(), "don't match"),
-    ],
+    ("outputs", "labels", "shape"),
+    [(1, None, r"\(60, 1\)"), (3, torch.zeros(60, 2).long(), r"\(60, 2\)")],
 )
-def test_outputs_that_are_no_logits_are_refused(network, labels, message):
-    with pytest.raises(RequestError, match=message):
-        removal(network, labels)
+def test_outputs_that_are_no_logits_are_refused(outputs, labels, shape):
+    with pytest.raises(RequestError, match=shape):
+        removal(nn.Sequential(nn.Linear(4, outputs), nn.Tanh()), labels)
 
 
 def test_area_is_that_of_numpy():
@@ -155,15 +152,9 @@ def test_most_nearly_affine_call_is_removed_first(model, criterion):
     assert order[0] == "3"
 
 
-@pytest.mark.parametrize(
-    ("criterion", "message"),
-    [
-        ("afinity", "unknown criterion 'afinity'; did you mean 'affinity'"),
-        ("absdev", "absdev is a measure of lines"),
-    ],
-)
-def test_wrong_criteria_are_refused(model, criterion, message):
-    with pytest.raises(RequestError, match=message):
+@pytest.mark.parametrize("criterion", ["afinity", "absdev"])
+def test_wrong_criteria_are_refused(model, criterion):
+    with pytest.raises(RequestError, match=f"--by: .*{criterion}"):
         removal_order(criterion, model, find_calls(model, INPUTS), INPUTS, None)
 
 

@@ -213,12 +213,9 @@ def test_module_whose_other_outputs_are_used_is_refused():
         remove(Pair(), places=["layers.0"], example=SEQUENCES[:2], of="modules:layers.0")
 
 
-@pytest.mark.parametrize(
-    ("places", "message"),
-    [(["act:7"], "no place 'act:7'; did you mean 'act"), ("act", "expected a list")],
-)
-def test_wrong_places_are_refused(model, places, message):
-    with pytest.raises(RequestError, match=message):
+@pytest.mark.parametrize(("places", "name"), [(["act:7"], "'act:7'"), ("act", "places")])
+def test_wrong_places_are_refused(model, places, name):
+    with pytest.raises(RequestError, match=name):
         remove(model, places=places, example=INPUTS)
 
 

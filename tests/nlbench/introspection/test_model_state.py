@@ -53,7 +53,7 @@ def test_the_model_is_restored_after_an_error():
     def fail(observation):
         raise KeyError("listener")
 
-    with pytest.raises(KeyError, match="listener"):
+    with pytest.raises(KeyError):
         observe_sites(model, [torch.randn(5, 4)], fail)
     assert_same_state(model, before)
     with pytest.raises(RuntimeError):

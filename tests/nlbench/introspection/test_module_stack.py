@@ -116,5 +116,5 @@ class Threaded(nn.Module):
 
 @pytest.mark.parametrize("observe", [list_sites, lambda model, x: channel_graph(model, x[:1])])
 def test_module_in_another_thread_is_undefined(observe):
-    with pytest.raises(Undefined, match=r"runs first.* in another thread"):
+    with pytest.raises(Undefined, match="thread"):
         observe(Threaded().eval(), torch.randn(6, 4))

@@ -81,7 +81,7 @@ def test_error_of_work_is_raised_in_caller(most):
             for number in range(1000):
                 workers.put((number, 1))
 
-    with pytest.raises(KeyError, match="two"):
+    with pytest.raises(KeyError):
         put_many()
 
 

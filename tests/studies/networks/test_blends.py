@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from nlbench.errors import RequestError
 from nlbench.studies.networks.blends import BLENDED, blend
 
 
@@ -26,8 +25,3 @@ def test_derivative_is_that_of_the_blend(activation):
     (slope,) = torch.autograd.grad(network(x).sum(), x)
     (blended,) = torch.autograd.grad(blend(network, amount=0.25)(x).sum(), x)
     torch.testing.assert_close(blended, 0.75 + 0.25 * slope)
-
-
-def test_networks_without_known_activations_are_refused():
-    with pytest.raises(RequestError, match="ReLU6"):
-        blend(nn.Sequential(nn.Tanh()), amount=0.5)

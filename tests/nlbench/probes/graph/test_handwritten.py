@@ -49,5 +49,5 @@ def test_the_graph_is_that_of_pytorchs_own_modules():
 
 
 def test_other_functions_are_refused():
-    with pytest.raises(nlbench.UnsupportedOperation, match="pow"):
+    with pytest.raises(nlbench.UnsupportedOperation):
         channel_graph(_network(nn.ReLU(), Squares()), torch.zeros(1, 4))

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from nlbench.errors import NotFinite, RequestError, Undefined
+from nlbench.errors import NotFinite, Undefined
 from nlbench.introspection.memory import bytes_per_sample
 from nlbench.probes.lines.quadrature import BatchedNetwork, integrate_along
 
@@ -33,11 +33,6 @@ def test_a_small_memory_makes_small_batches():
     net.sizes.clear()
     batches(torch.randn(10, 1000, dtype=torch.float64))
     assert net.sizes == [4, 4, 2]
-
-
-def test_memory_for_no_input_is_refused():
-    with pytest.raises(RequestError, match=r"^memory"):
-        BatchedNetwork.of(nn.Tanh(), torch.randn(2, 3), memory=10)
 
 
 def test_mixing_networks_run_one_sample_at_a_time():
@@ -85,17 +80,12 @@ def test_an_output_that_is_not_finite_is_refused():
         BatchedNetwork(Watched(), 4)(torch.tensor([[float("inf")]]))
 
 
-def test_an_input_of_the_wrong_shape_is_refused():
-    with pytest.raises(RequestError, match=r"\(2, 4\)"):
-        BatchedNetwork(nn.Linear(3, 2), 4)(torch.randn(2, 4))
-
-
 def test_random_networks_are_no_function_of_their_input():
     class Dropping(nn.Module):
         def forward(self, x):
             return nn.functional.dropout(x, 0.5, training=True)
 
-    with pytest.raises(Undefined, match="changes"):
+    with pytest.raises(Undefined):
         BatchedNetwork.of(Dropping(), torch.randn(2, 300))
 
 

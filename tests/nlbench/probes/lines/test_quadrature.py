@@ -10,7 +10,7 @@ from scipy.integrate import quad
 from scipy.special import erf
 from torch import nn
 
-from nlbench.errors import NotFinite, RequestError
+from nlbench.errors import NotFinite
 from nlbench.probes.lines import trace_segment
 from nlbench.probes.lines.quadrature import CHECK_PLACES, integrate_along, smooth_estimate
 
@@ -211,11 +211,6 @@ def test_an_infinite_output_is_refused():
 
     with pytest.raises(NotFinite):
         one_trace(Log(), torch.tensor([[-1.0], [1.0]]))
-
-
-def test_a_tolerance_of_0_is_refused():
-    with pytest.raises(RequestError, match="tolerance"):
-        smooth_estimate(column(np.square), tolerance=0)
 
 
 @given(st.floats(0.01, 0.99))

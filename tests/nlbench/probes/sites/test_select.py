@@ -66,17 +66,17 @@ def test_every_k_selects_each_kth_site(k, count):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "name"),
     [
-        ("layr1.0.relu", "'layr1.0.relu' matches none of the 6 sites; did you mean"),
-        ("stem.*, !kind:relu", "excludes all of the 6 sites"),
-        ("*, kind:glu", "'kind:glu' matches none of the 6 sites; did you mean 'gelu'"),
-        ("!layr1.*", "'layr1.*' matches none of the 6 sites; did you mean"),
-        ("role:attention", "'role:attention' matches none.*only with sites.attention=true"),
+        ("layr1.0.relu", "'layr1.0.relu'"),
+        ("stem.*, !kind:relu", "excludes"),
+        ("*, kind:glu", "'kind:glu'.*'gelu'"),
+        ("!layr1.*", "'layr1"),
+        ("role:attention", "'role:attention'.*sites.attention"),
     ],
 )
-def test_unmatched_selection_is_refused_by_name(text, says):
-    with pytest.raises(RequestError, match=says):
+def test_unmatched_selection_is_refused_by_name(text, name):
+    with pytest.raises(RequestError, match=name):
         Selection.parse(text).check(SITES)
 
 

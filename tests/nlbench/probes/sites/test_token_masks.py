@@ -73,7 +73,7 @@ def test_a_mask_of_real_numbers_is_refused(sieve):
 
 
 def test_tokens_turned_into_numbers_by_comparison_are_refused():
-    with pytest.raises(UnsupportedOperation, match="truth values"):
+    with pytest.raises(UnsupportedOperation):
         channel_graph(OneHot(), TOKENS)
 
 

@@ -63,7 +63,7 @@ def test_errors_in_a_task_end_the_others(threads, threads_before):
             raise KeyError("here")
         return split(1)(interval)
 
-    with pytest.raises(KeyError, match="here"):
+    with pytest.raises(KeyError):
         run([(0, 1000)], work, threads)
     assert set(threading.enumerate()) <= threads_before
 
@@ -78,7 +78,7 @@ def test_an_error_stops_long_tasks(threads_before):
         assert stopped.wait(60)
         return [2, 3]
 
-    with pytest.raises(KeyError, match="here"):
+    with pytest.raises(KeyError):
         run([0, 1], work, 2, stopped)
     assert set(threading.enumerate()) <= threads_before
 

