@@ -228,7 +228,7 @@ def test_run_has_the_precision_that_is_asked_for(tmp_path, precision):
     assert record.costs["peak_device_memory"] > 0
 
 
-def test_nothing_stays_on_the_device_after_a_run(tmp_path):
+def test_run_frees_device_memory(tmp_path):
     request = Request(("norm", "density"), ("vgg8",), samples=16, device="cuda")
     settings = {"lines.number": 1, "lines.anchors": 2, "lines.radius": 0.5}
     torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ def public_classes(folder):
                 yield node.name, f"{path.relative_to(ROOT)}:{node.lineno}"
 
 
-def test_no_two_public_classes_have_one_name():
+def test_public_class_names_are_unique():
     places = defaultdict(list)
     for folder in ("nlbench", "measures", "models", "reports", "studies"):
         for name, place in public_classes(folder):

@@ -126,7 +126,7 @@ def test_plugin_probe_is_usable_from_python(site, tmp_path):
     assert "doesn't depend on the samples" in rows["non-finite inputs"]["detail"]
 
 
-def test_its_operation_is_a_site_and_traced_exactly(site, tmp_path):
+def test_plugin_operation_is_a_site_and_traced(site, tmp_path):
     done = call(
         "run", "--measures", "density,r2", "--model", "hatnet", "--data", "stripes",
         "--samples", "40", "--set", "lines.paths=pairs", "--set", "lines.number=2", "--out", "run",

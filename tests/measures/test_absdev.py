@@ -49,11 +49,11 @@ def test_the_last_region_counts():
     assert float(absolute_deviation(trace)) == pytest.approx(0.25, rel=1e-6)
 
 
-def test_an_affine_network_has_none():
+def test_affine_network_has_no_deviation():
     assert float(absolute_deviation(trace_of([0, 1], [3, -5], 7.0))) == 0
 
 
-def test_a_segment_without_length_has_none():
+def test_zero_length_segment_has_no_deviation():
     x = torch.randn(3)
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
     assert absolute_deviation(trace_segment(net, x, x)).tolist() == [0, 0, 0, 0]
@@ -168,13 +168,13 @@ def test_a_quadrature_that_fell_short_is_remarked_on():
     assert result.notes["segments_short_of_tolerance"] == 1
 
 
-def test_no_observation_is_undefined():
+def test_missing_observations_are_undefined():
     measure = AbsoluteDeviation()
     measure.reset()
     assert measure.compute().status == "undefined"
 
 
-def test_an_estimate_is_taken_as_a_trace_is():
+def test_estimate_is_read_like_trace():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 2))
     start, end = torch.randn(2, 3)

@@ -23,13 +23,13 @@ def test_tent_map_scores_near_one():
     assert r2_score(x, y).item() < 0.01
 
 
-def test_so_is_an_independent_copy():
+def test_independent_copy_scores_near_one():
     x, y = samples(1), samples(1, seed=1)
     assert affinity_score(x, y).item() == pytest.approx(0.98, abs=0.02)
     assert r2_score(x, y).item() < 0.01
 
 
-def test_a_rotation_is_not():
+def test_rotation_scores_below_tent_map():
     x = samples(16)
     rotation = torch.linalg.qr(samples(16, seed=1)[:16]).Q
     # Both are isotropic, so that the best affine transport is close to the identity.
@@ -37,7 +37,7 @@ def test_a_rotation_is_not():
     assert r2_score(x, x @ rotation).item() == pytest.approx(1)
 
 
-def test_nor_is_the_negation_of_a_skewed_variable():
+def test_negated_skewed_variable_scores_below_one():
     """The quantile functions of ±(x - 1) are at the squared distance 4 - π²/3."""
     x = -torch.log((torch.arange(N, dtype=torch.float64)[:, None] + 0.5) / N)
     expected = 1 - math.sqrt(2 - math.pi**2 / 6)

@@ -62,7 +62,7 @@ def test_undefined_site_is_left_out_of_summary():
     assert result([("dead", x, torch.zeros_like(x))]).status == "undefined"
 
 
-def test_batch_that_is_not_finite_fails_the_site():
+def test_non_finite_batch_fails_the_site():
     x = batch(3)
     bad = x.clone()
     bad[0, 0] = math.nan

@@ -24,7 +24,7 @@ BAD = {
 @pytest.mark.parametrize(
     "use", [accuracy_score, class_labels, lambda logits, t: loss_change(logits, 2 * logits, t)]
 )
-def test_labels_that_are_no_classes_are_refused(name, use):
+def test_non_class_labels_raise(name, use):
     with pytest.raises(nlbench.Undefined, match=name):
         use(LOGITS, BAD[name])
 

@@ -123,7 +123,7 @@ def test_sampled_breakpoints_have_no_slopes_to_compare():
     assert "slope_changes" not in measure.compute().values[0].statistics
 
 
-def test_no_observation_is_undefined():
+def test_missing_observations_are_undefined():
     measure = Density()
     measure.reset()
     assert measure.compute().status == "undefined"
@@ -140,7 +140,7 @@ def test_sites_that_some_segments_lack_are_added_up():
     assert {name: number for name, number in sites.items() if number} == {"a": 1, "b": 1, "c": 2}
 
 
-def test_an_estimate_is_taken_as_a_trace_is():
+def test_estimate_is_read_like_trace():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 2))
     ends = 2 * torch.randn(2, 3)

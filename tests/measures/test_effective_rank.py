@@ -59,7 +59,7 @@ def test_small_and_large_batches_equal_the_function(n):
     ("y", "reason"),
     [(torch.ones(4, 2), "constant output"), (torch.ones(1, 2), "n = 1: at least 2 samples")],
 )
-def test_without_spread_there_is_no_rank(y, reason):
+def test_rank_without_spread_is_undefined(y, reason):
     with pytest.raises(Undefined):
         effective_rank(y)
     found = read(EffectiveRank(), [(y, y)]).values[0]

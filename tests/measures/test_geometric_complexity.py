@@ -59,12 +59,12 @@ def test_the_measure_takes_its_option(directions):
     assert run["geometric-complexity"].summary["value"] == pytest.approx(expected, rel=1e-9)
 
 
-def test_derivatives_that_are_not_finite_are_refused():
+def test_non_finite_derivatives_raise():
     with pytest.raises(NotFinite):
         squared_jacobian_norms(torch.sqrt, torch.zeros(2, 2))
 
 
-def test_outputs_that_are_not_finite_are_refused():
+def test_non_finite_outputs_raise():
     with pytest.raises(NotFinite):
         squared_jacobian_norms(torch.relu, torch.full((2, 2), float("nan")))
 

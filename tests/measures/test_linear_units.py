@@ -26,7 +26,7 @@ def test_agrees_with_the_sparsified_networks_own_count():
     assert counts == nonlinear_units(model)
 
 
-def test_a_network_as_it_was_trained_has_none():
+def test_untransformed_network_has_no_linear_units():
     model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
     assert result(model, torch.zeros(2, 3)).summary == {"value": 0, "nonlinear": 4, "units": 4}
 

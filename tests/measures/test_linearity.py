@@ -132,7 +132,7 @@ def test_affine_map_is_linear_and_its_branch_too():
     assert numbers["per_token"] == pytest.approx(0, abs=1e-9)
 
 
-def test_float32_rounding_is_no_direction():
+def test_float32_rounding_adds_no_direction():
     generator = torch.Generator().manual_seed(0)
     few = torch.randn(300, 4, generator=generator).double()
     x = (few @ torch.randn(4, 200, generator=generator).double()).float()
@@ -184,7 +184,7 @@ def test_a_run_accumulates_what_the_function_computes():
     assert whole["linearity"].values[1].statistics == pytest.approx(second.statistics, abs=1e-9)
 
 
-def test_places_that_are_no_blocks_have_no_branch():
+def test_non_block_places_have_no_branch():
     torch.manual_seed(0)
     run = nlbench.evaluate(
         nn.Sequential(nn.Linear(3, 3), nn.ReLU()), torch.randn(99, 3), ["linearity"]
@@ -218,7 +218,7 @@ def test_first_rows_are_fitted_but_not_scored():
     assert statistics["value"] > statistics["without_first"]
 
 
-def test_rows_that_are_samples_have_no_first_position():
+def test_sample_rows_have_no_first_position():
     x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
     assert "without_first" not in linearity_statistics(x, x.relu())
     sample_index = torch.arange(50)

@@ -58,7 +58,7 @@ def test_rectifier_departs_where_the_step_crosses_its_kink():
     assert result.summary["residual"] == pytest.approx(0.25 / 2 / 2)
 
 
-def test_its_error_is_deviation_over_draws_of_samples():
+def test_error_is_deviation_over_draws():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 2)).double()
     results = [measured(network, torch.randn(64, 4).double(), radius=0.5) for _ in range(40)]
@@ -93,7 +93,7 @@ def test_non_finite_or_detached_output_is_refused():
     ("dtype", "radius"),
     [(torch.bfloat16, 0.1), (torch.float16, 1e-3), (torch.float32, 1e-6), (torch.float64, 1e-6)],
 )
-def test_rounding_is_no_departure(dtype, radius):
+def test_rounding_does_not_count_as_departure(dtype, radius):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
     x = torch.randn(24, 5).to(dtype)

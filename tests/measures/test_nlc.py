@@ -162,7 +162,7 @@ def test_spread_below_single_precision_has_a_remark(offset):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_outputs_that_are_not_finite_are_refused(bad):
+def test_non_finite_outputs_raise(bad):
     x = normal(0, 9, 2)
     x[3, 0] = bad
     with pytest.raises(NotFinite):

@@ -79,6 +79,6 @@ def test_a_zero_input_has_an_absolute_norm_only():
     assert read(Norm(kind="absolute"), [(x, y)]).summary["value"] == pytest.approx(math.sqrt(8))
 
 
-def test_without_samples_there_is_no_norm():
+def test_empty_norm_is_undefined():
     x, y = pair(5, 6, 2)
     assert read(Norm(), [(x[:0], y[:0])]).values[0].reason == "no samples"

@@ -26,7 +26,7 @@ def test_a_zigzag_has_a_piece_more_than_kinks(kinks, tolerance):
     assert piece_count(polyline(t, np.arange(kinks + 2) % 2), tolerance) == kinks + 1
 
 
-def test_an_affine_network_has_one():
+def test_affine_network_has_one_piece():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 8), nn.LeakyReLU(1.0), nn.Linear(8, 4))
     run = nlbench.evaluate(network, torch.randn(8, 3), "pieces", settings={"lines.paths": "pairs"})

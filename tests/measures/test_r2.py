@@ -165,7 +165,7 @@ def test_dependent_float32_inputs_count_once(seed, rank, d, offset, kind):
     assert streamed == pytest.approx(expected, abs=2e-4)
 
 
-def test_weak_direction_of_float32_inputs_is_no_rounding():
+def test_weak_float32_direction_is_not_rounding():
     # A ten-thousandth of the others, on an offset: a thousand times what rounding could be.
     x = normal(3, 200, 6).float()
     x[:, 5] = x[:, 4] + 1e-4 * x[:, 5]

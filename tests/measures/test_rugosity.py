@@ -67,7 +67,7 @@ def test_slopes_change_where_steps_cross_kinks():
     assert changes.tolist() == [1, 0, 1, 0]
 
 
-def test_its_error_is_the_deviation_over_draws():
+def test_error_is_deviation_over_draws():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 2)).double()
     results = [measured(network, torch.randn(64, 4).double()) for _ in range(40)]
@@ -108,7 +108,7 @@ class Narrow(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["module", "autocast"])
-def test_rounding_is_no_change_of_slopes(kind):
+def test_rounding_does_not_count_as_slope_change(kind):
     x = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
     result = measured(Narrow(kind), x, distance=0.01)
     assert result.status == "undefined"

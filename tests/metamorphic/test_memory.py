@@ -137,7 +137,7 @@ class ByBuffer(ByShape):
         return "seen" if x.data_ptr() == self.seen else tuple(x.flatten().tolist())
 
 
-def test_an_output_kept_for_another_number_of_samples_is_found():
+def test_output_kept_for_other_sample_count_is_found():
     model = ByBuffer()
     model.memory["seen"] = torch.zeros(2, 3)
     rows = partial(_output_of, model)

@@ -103,7 +103,7 @@ def test_windows_over_padding_are_the_identity():
     assert_same_trace(network, plain, torch.randn(2, 8, 1, 1, dtype=torch.float64))
 
 
-def test_no_measure_depends_on_kernels_padded_with_zeros():
+def test_zero_padded_kernels_change_no_measure():
     torch.manual_seed(0)
     plain = nn.Sequential(
         nn.Conv2d(2, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Flatten(),

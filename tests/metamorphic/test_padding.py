@@ -159,7 +159,7 @@ def test_a_mask_of_unclear_name_is_undefined():
     assert torch.equal(selected_tokens(TOKENS == 0, "key_padding_mask"), TOKENS.bool())
 
 
-def test_a_causal_mask_of_as_many_positions_as_samples_is_none_of_padding():
+def test_square_causal_mask_is_not_padding():
     assert selected_tokens(torch.ones(4, 4).tril()) is None
 
 
@@ -549,7 +549,7 @@ def test_padding_is_left_out_however_masks_arrive(way):
     assert pooled_scores(model(), arguments(*ragged_batch(5.0))) == pytest.approx(expected)
 
 
-def test_fractions_are_no_lengths():
+def test_fractions_are_not_lengths():
     x = torch.zeros(2, 6, 3)
     for lengths in ([0.5, 1.0], [1.0, 1.0], [2.5, 6.0], [-1.0, 6.0], [math.nan, 6.0]):
         assert not _possible_sizes(torch.tensor(lengths), [x], 2)
@@ -588,7 +588,7 @@ def test_lengths_count_positions_not_features(is_first, features, lengths):
     assert not run.records[0].result.reason
 
 
-def test_lengths_of_spectrograms_as_high_as_long_are_unclear():
+def test_lengths_of_square_spectrograms_are_unclear():
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU())
     model.forward = lambda x, lengths: model[1](model[0](x)).mean((2, 3))
     lengths = torch.arange(8) + 1

@@ -31,7 +31,7 @@ def test_one_sample_is_undefined_alike():
     assert {result.status for result in found} == {"undefined"}
 
 
-def test_numbers_that_are_not_finite_are_no_rounding():
+def test_non_finite_numbers_are_not_rounding():
     x = torch.randn(24, 4)
     x[3, 1] = torch.nan
     assert not any("float64" in result.reason for result in results(network(), x))

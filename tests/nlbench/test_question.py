@@ -25,7 +25,7 @@ def test_a_question_is_its_measures():
     assert names == ["nlc", "substitution", *load_questions()["function"].measures[1:]]
 
 
-def test_all_is_every_measure():
+def test_all_selects_every_measure():
     assert registry.expand("measures", ["@all"]) == list(registry.entries("measures"))
 
 

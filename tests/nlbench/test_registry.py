@@ -43,7 +43,7 @@ def test_builtins_are_described_by_their_docstrings():
                 assert is_made or built_in.__doc__.startswith(registry.describe(entry))
 
 
-def test_a_name_like_no_other_gets_the_list(plugins):
+def test_unknown_name_lists_available_names(plugins):
     plugins.append(entry_point("alpha", "nowhere:x", "somebody"))
     with pytest.raises(RequestError):
         registry.load("measures", "zzzzzz")
@@ -199,7 +199,7 @@ def test_broken_family_is_named_when_used(plugins):
         registry.load("models", "broken/x")
 
 
-def test_a_family_that_is_none_is_named(plugins, loaded):
+def test_invalid_family_raises(plugins, loaded):
     plugins.append(family(int))
     with pytest.raises(PluginError):
         registry.load("models", "zoo/ape")

@@ -105,7 +105,7 @@ def test_every_number_is_written_as_toml_has_it(number):
         ("[run]\nmeasures = 'r2'", "run"),
     ],
 )
-def test_invalid_request_file_is_one_line_with_name(tmp_path, text, says):
+def test_invalid_request_file_raises_with_name(tmp_path, text, says):
     path = tmp_path / "c.toml"
     path.write_text(text)
     with pytest.raises(RequestError) as caught:
@@ -120,7 +120,7 @@ def test_a_byte_order_mark_is_ignored(tmp_path):
     assert read_config(tmp_path / "c.toml") == {"measures": ("r2",)}
 
 
-def test_file_that_cannot_be_read_is_one_line(tmp_path):
+def test_unreadable_file_raises_in_one_line(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b"data = 'caf\xe9'")
     for path in (tmp_path, tmp_path / "absent.toml", tmp_path / "latin.toml"):
         with pytest.raises(RequestError):

@@ -502,7 +502,7 @@ def test_fewer_samples_than_requested_are_warned_of_once(names, tmp_path):
     )
 
 
-def test_deleted_run_folder_is_one_line(names, tmp_path):
+def test_deleted_run_folder_raises_in_one_line(names, tmp_path):
     class Deleting(Counting):
         """Deletes the folder of the run."""
 
@@ -592,7 +592,7 @@ def test_machine_seen_from_another_process_is_the_same():
     assert machine.describe_machine_in_subprocess(cpu, "native") == here
 
 
-def test_an_unusable_device_is_one_line(monkeypatch):
+def test_unusable_device_raises(monkeypatch):
     done = subprocess.CompletedProcess([], 1, "", "Traceback\n  ...\nRuntimeError: no driver\n")
     monkeypatch.setattr(machine.subprocess, "run", lambda *given, **options: done)
     with pytest.raises(RequestError, match="'cuda:7'"):

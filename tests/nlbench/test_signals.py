@@ -53,7 +53,7 @@ def test_interruption_waits_for_uninterruptible_blocks(handlers):
     assert {n: signal.getsignal(n) for n in ASKED} == handlers
 
 
-def test_without_one_there_is_none():
+def test_no_signal_raises_no_interruption():
     with interruptible(), uninterrupted():
         check_interruption()
 
@@ -102,14 +102,14 @@ def test_custom_signal_handlers_stay():
         send(signal.SIGHUP)
 
 
-def test_a_process_that_ends_anyway_hears_no_more():
+def test_ending_process_ignores_signals():
     with interruptible():
         ignore_interruptions()
         send(signal.SIGTERM)
     send(signal.SIGTERM)
 
 
-def test_other_threads_may_use_both():
+def test_other_threads_may_use_interruptible_blocks():
     failed = []
 
     def work():

@@ -153,7 +153,7 @@ def test_equal_networks_are_undefined():
 @pytest.mark.parametrize(
     ("end", "name"), [(nn.Linear(4, 2), "weight"), (nn.Linear(3, 2, bias=False), "bias")]
 )
-def test_other_networks_are_refused(end, name):
+def test_mismatched_networks_raise(end, name):
     with pytest.raises(RequestError, match=f"'{name}'"):
         weight_linearity(nn.Linear(3, 2), end, torch.randn(16, 3))
 

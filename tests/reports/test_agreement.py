@@ -104,7 +104,7 @@ def test_ties_count_in_the_smallest_p_value(points) -> None:
 
 
 @given(st.lists(pairs, min_size=1, max_size=4), st.lists(numbers, min_size=4, max_size=4))
-def test_within_groups_a_groups_level_counts_for_nothing(groups, shifts) -> None:
+def test_group_level_does_not_affect_within_groups(groups, shifts) -> None:
     plain = [tuple(zip(*points, strict=True)) for points in groups]
     moved = [
         (np.array(x) + shift, np.array(y) - shift)

@@ -177,7 +177,7 @@ def test_every_number_on_the_page_is_the_tables(browser, files, eight):
             assert is_rounding(one["text"], one["exact"]), one
 
 
-def test_what_the_script_writes_is_what_python_wrote(eight):
+def test_script_output_equals_python_output(eight):
     before = eight.page.locator("#board td.num b").all_inner_texts()
     eight.page.evaluate("drawCells()")
     assert eight.page.locator("#board td.num b").all_inner_texts() == before
@@ -276,7 +276,7 @@ def test_strips_of_seeds_show_their_mean(eight):
     assert means == pytest.approx(np.mean(seeds, axis=0), rel=1e-12)
 
 
-def test_copies_are_what_is_shown(eight):
+def test_copied_text_equals_shown_text(eight):
     page = eight.page
     page.evaluate("navigator.clipboard && (navigator.clipboard.writeText = async () => {})")
 
@@ -405,7 +405,7 @@ def test_pairs_of_measures_are_chosen_in_the_heatmap(eight):
 
 
 @pytest.mark.parametrize("width", [390, 900, 1440])
-def test_no_width_makes_the_page_itself_scroll_sideways(eight, width):
+def test_page_never_scrolls_sideways(eight, width):
     eight.page.set_viewport_size({"width": width, "height": 900})
     eight.open()
     assert eight.page.evaluate("document.documentElement.scrollWidth") <= width
@@ -473,7 +473,7 @@ def test_a_training_has_a_curve_of_each_measure(browser, tmp_path, conftest):
     seen.context.close()
 
 
-def test_dark_is_dark_and_light_is_light(eight):
+def test_dark_and_light_themes_differ(eight):
     brightness = {}
     for scheme in ("light", "dark"):
         eight.page.emulate_media(color_scheme=scheme)
@@ -510,7 +510,7 @@ def test_hostile_names_are_shown_and_not_run(browser, files):
     [("eight.html#subject=vgg8", "light"), ("eight.html#subject=vgg8", "dark"),
      ("one.html", "light")],
 )  # fmt: skip
-def test_axe_finds_nothing(browser, files, page, scheme):
+def test_page_has_no_axe_violations(browser, files, page, scheme):
     pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
     from axe_playwright_python.sync_playwright import Axe
 

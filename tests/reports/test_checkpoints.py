@@ -61,7 +61,7 @@ def test_other_names_have_no_step(name):
     assert parse_checkpoint(name) is None
 
 
-def test_a_seed_is_a_word_of_its_own():
+def test_seed_is_parsed_as_separate_word():
     assert split_seed("random-0.5-seed10") == ("random-0.5", 10)
     assert split_seed("reseed3") == ("reseed3", None)
 

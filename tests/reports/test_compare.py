@@ -113,7 +113,7 @@ def test_variances_add_on_other_samples(before):
         assert d.error == pytest.approx(math.hypot(d.first.error, d.second.error))
 
 
-def test_a_change_within_its_error_is_none(before):
+def test_change_within_its_error_is_not_reported(before):
     after = changed(before, "affinity", moved(lambda i: 1e-4, 1e-2))
     for d in of_measure(compare_runs(before, after), "affinity"):
         assert not d.is_significant
@@ -174,7 +174,7 @@ def test_runs_without_replicates_have_no_errors(before):
     assert all("error unknown" in line for line in lines)
 
 
-def test_what_could_explain_a_difference_is_named(before):
+def test_possible_causes_of_difference_are_named(before):
     affinity = {"name": "affinity", "version": "2", "options": {"ridge": 0.1}}
     other = {**before.manifest["measures"], "affinity": affinity}
     after = Run({**before.manifest, "device": "cuda", "measures": other}, before.records)
@@ -461,7 +461,7 @@ def test_the_axis_of_a_plot_holds_all_intervals(before):
         assert box.x1 <= figure.bbox.width
 
 
-def test_rounding_is_no_change():
+def test_rounding_does_not_count_as_change():
     def cell(values):
         places = [Score(v, unit="exact", name=f"p{i}", status="ok") for i, v in enumerate(values)]
         return Score(values[0], unit="exact", status="ok", places=tuple(places))

@@ -89,7 +89,7 @@ def test_errors_are_exact_or_unknown(first, second, error):
     assert found == error or (math.isnan(found) and math.isnan(error))
 
 
-def test_rounding_and_numerical_errors_are_no_change():
+def test_rounding_and_numerical_errors_are_not_changes():
     exact = Estimate(1.0, unit="exact")
     assert change(exact, Estimate(1.0 + 1e-10, unit="exact")).excess() == 0
     assert change(exact, Estimate(1.1, unit="exact")).excess() == math.inf

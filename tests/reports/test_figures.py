@@ -249,7 +249,7 @@ def test_panels_of_figures_have_axis_titles(made_run, form) -> None:
     assert all(axes.get_xlabel() for axes in made_run.figure(form).axes)
 
 
-def test_formats_are_what_they_are_named(made_run, tmp_path) -> None:
+def test_saved_formats_match_their_names(made_run, tmp_path) -> None:
     begins = {"pdf": b"%PDF", "png": b"\x89PNG", "svg": b"<?xml"}
     for name, begin in begins.items():
         figure = made_run.figure("strip", format=name)

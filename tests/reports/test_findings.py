@@ -91,7 +91,7 @@ def test_layers_are_named_beyond_their_errors(conftest, places, finding):
 @pytest.mark.parametrize(
     ("error", "rest"), [(0.2, "; the errors do not tell which is the most nonlinear."), (0, ".")]
 )
-def test_nothing_stands_out_within_its_error(conftest, error, rest):
+def test_values_within_error_do_not_stand_out(conftest, error, rest):
     for b in (0.5, 0.85):
         places = {"a": 0.9, "b": b, "c": 0.93, "d": 0.95}
         expected = f"By affinity, 4 activations lie in {b:.2f}–0.95{rest}"
@@ -141,7 +141,7 @@ def test_a_population_has_at_least_five_networks(monkeypatch, networks, is_place
     assert (find_population("m", MeasureInfo.from_dict(LESS)) is not None) is is_placed
 
 
-def test_without_a_file_there_is_no_population(tmp_path, monkeypatch):
+def test_missing_file_gives_no_population(tmp_path, monkeypatch):
     monkeypatch.setattr(population, "FILE", tmp_path / "missing.json")
     population._load.cache_clear()
     assert find_population("affinity", MeasureInfo.from_dict(LESS)) is None
@@ -189,7 +189,7 @@ def test_extremes_are_named_beyond_their_errors(conftest, about, error, middle, 
     assert sentence == expected.format(**texts, range=f"{low:.2f}–{high:.2f}")
 
 
-def test_no_extremes_among_networks_without_errors(conftest):
+def test_networks_without_errors_have_no_extremes(conftest):
     rows = []
     known = {}
     for name, value in {"a": 0.1, "b": 0.3, "c": 0.8}.items():

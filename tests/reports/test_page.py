@@ -86,7 +86,7 @@ def page(html) -> Page:
     return Page(html)
 
 
-def test_nothing_on_the_page_comes_from_elsewhere(page) -> None:
+def test_page_has_no_external_resources(page) -> None:
     links = page.values("href", "src", "xlink:href")
     assert all(value.startswith("#") or value == "data:," for value in links)
     assert not page.values("srcset", "action", "data", "poster", "background")
@@ -151,7 +151,7 @@ def test_rows_of_the_board_follow_the_leaderboard(html, run) -> None:
     assert values == sorted(values) == [row.entries["affinity"].value for row in rows]
 
 
-def test_what_is_missing_is_listed_with_its_reason(page) -> None:
+def test_missing_cells_are_listed_with_reasons(page) -> None:
     listed = page.text[page.text.index("Missing values (") :]
     assert "hardswish at features.0.2: not piecewise affine" in listed
     assert "failed out of memory" in listed
@@ -173,7 +173,7 @@ def test_places_with_one_reason_are_named_together(conftest) -> None:
     assert "act0, act1, act2, act3, act4, act5 and 3 more" in Page(render_page(run)).text
 
 
-def test_what_decided_the_numbers_is_on_the_page(page, html) -> None:
+def test_page_shows_settings_of_numbers(page, html) -> None:
     for fact in (
         "nlbench run --measures affinity,absdev,pathlength --model vgg8",
         "2026-03-04T10:20:30+00:00",
@@ -334,7 +334,7 @@ def test_core_runs_give_a_page_with_readings(tmp_path) -> None:
     assert "constant output" in page.texts
 
 
-def test_a_manifest_that_says_little_is_no_obstacle(conftest, run) -> None:
+def test_minimal_manifest_is_accepted(conftest, run) -> None:
     bare = conftest.FakeRun("bare", None, run.scores, {"subjects": [{"model": "vgg8"}]})
     assert "vgg8" in Page(render_page(bare)).text
 
@@ -453,7 +453,7 @@ def test_current_pages_are_kept_whatever_their_time(tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize("old", ["pipe", "folder", "text", "missing"])
-def test_what_is_no_page_is_of_no_run(run, tmp_path, old) -> None:
+def test_non_page_file_is_no_current_page(run, tmp_path, old) -> None:
     page = tmp_path / "report.html"
     if old == "pipe":
         os.mkfifo(page)

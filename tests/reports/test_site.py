@@ -52,7 +52,7 @@ def test_runs_of_one_name_have_own_pages(tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == {"index.html", "run.html", "run--2.html"}
 
 
-def test_a_file_in_the_way_is_refused(tmp_path):
+def test_existing_file_at_output_raises(tmp_path):
     (tmp_path / "x").write_text("")
     with pytest.raises(RequestError):
         write_site(make_run(1, measures=("affinity",)), tmp_path / "x")

@@ -49,7 +49,7 @@ def test_narrow_windows_say_what_they_leave_out(run) -> None:
     assert "the page and scores.csv show everything" in text
 
 
-def test_of_many_subjects_the_two_ends_are_shown(conftest) -> None:
+def test_many_subjects_show_both_ends(conftest) -> None:
     rows = []
     for number in range(60):
         rows += conftest.cell_rows((f"m{number}", "init", "d", 0), "affinity", {"a": number / 60})
@@ -142,7 +142,7 @@ def test_runs_on_several_gpu_models_say_so(conftest) -> None:
     assert "GPUs" not in said(gpus[::2])
 
 
-def test_of_one_network_functional_calls_have_a_line() -> None:
+def test_functional_calls_of_one_network_have_a_line() -> None:
     run = make_run(networks=1)
     where = {"relu:1": "my_net.py:11, after conv1"}
     records = [

@@ -62,6 +62,6 @@ def test_tiny_spreads_are_shown_with_an_exponent() -> None:
     assert plus_minus(0.9, 1e-7) == "0.90000000 ± 0.00000010"
 
 
-def test_a_bound_at_infinity_is_no_bound() -> None:
+def test_infinite_bound_is_ignored() -> None:
     assert bounds_text([-math.inf, 1.0]) == "at most 1"
     assert bounds_text([None, math.inf]) == "unbounded"

@@ -121,7 +121,7 @@ TOML = [
 
 
 @pytest.mark.parametrize("text", TOML)
-def test_malformed_file_of_a_request_is_one_line(finished, call, tmp_path, text):
+def test_malformed_request_file_prints_one_line(finished, call, tmp_path, text):
     given = "" if "measures" in text else "measures = ['r2']\n"
     (tmp_path / "c.toml").write_text(given + text)
     assert_refused(*call("run", "--config", "c.toml"))
@@ -259,7 +259,7 @@ def test_malformed_command_leaves_nothing(finished, call, tmp_path, arguments):
 @pytest.mark.parametrize(
     "condition", ["", "r2", "> 1", "r2 > 1.2.3", "r2 > ٣", "r2 > 1e999", "r2 > nan", "r3 > 1", LONG]
 )
-def test_a_malformed_condition_is_one_line(finished, call, condition):
+def test_malformed_condition_prints_one_line(finished, call, condition):
     assert_refused(*call("compare", finished, finished, f"--fail-if={condition}"))
 
 
@@ -302,7 +302,7 @@ INPUTS = [
 
 
 @pytest.mark.parametrize("inputs", INPUTS, ids=lambda inputs: type(inputs).__name__)
-def test_malformed_inputs_are_one_line(inputs):
+def test_malformed_inputs_print_one_line(inputs):
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     with pytest.raises(RequestError) as caught:
         nlbench.evaluate(model, inputs, ["r2", "nlc"])

@@ -53,7 +53,7 @@ def test_falling_density_is_refuted():
     assert words((0.5, 0.4, 0.3), (1.0, 2.0, 3.0), (30, 20, 10))[2] == "no"
 
 
-def test_highest_of_three_means_is_no_peak():
+def test_highest_of_three_means_is_not_a_peak():
     """Each seed's curve has its highest value elsewhere, so the inner mean is high by chance."""
     curves = np.array([[1, 9, 3], [4, 2, 5], [5, 4, 1], [2, 3, 4], [4, 5, 3.0]])
     assert curves.mean(0).argmax() == 1

@@ -197,7 +197,7 @@ def test_reliable_measures_recover_every_ladder_of_trained_networks():
         (Order(0.1, -0.4, 0.6, 5, taus=(-0.5, -0.2, 0.1, 0.4, 0.7)), None),
     ],
 )
-def test_no_order_is_shown_by_its_interval(order, agrees):
+def test_interval_decides_whether_order_is_absent(order, agrees):
     decision = _has_no_order(order)
     assert decision.agrees is agrees
     assert bool(decision.needed) is (agrees is None)

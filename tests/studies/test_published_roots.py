@@ -15,7 +15,7 @@ from nlbench.studies.published_roots import (
 
 
 @pytest.mark.parametrize("routine", ["eigh", "svd"])
-def test_in_float64_it_is_measure_with_absolute_ridge(routine):
+def test_float64_score_equals_absolute_ridge(routine):
     x = torch.from_numpy(features(60, 12))
     y = torch.relu(x - 0.3)
     expected = affinity_score(x, y, ridge_unit="absolute").item()
@@ -23,7 +23,7 @@ def test_in_float64_it_is_measure_with_absolute_ridge(routine):
     assert found == pytest.approx(expected, abs=1e-9)
 
 
-def test_in_float32_a_wide_spectrum_is_scored_wrongly():
+def test_float32_score_of_wide_spectrum_is_wrong():
     x = torch.from_numpy(features(512, 200))
     y = torch.relu(x)
     right = affinity_score(x, y).item()

@@ -151,14 +151,14 @@ def test_intervals_of_tau_end_at_one():
 
 
 @pytest.mark.parametrize(("networks", "agrees"), [(2, None), (3, None), (6, True)])
-def test_networks_of_one_tau_are_no_certainty(networks, agrees):
+def test_equal_taus_are_not_certain(networks, agrees):
     row, verdict = gpt_findings([(1.0, 2.0, 3.0, 4.0, 5.0)] * networks)
     assert math.isnan(row.low) == (networks < 3)
     assert verdict.agrees is agrees
     assert verdict.ours.startswith("τ = +1.00")
 
 
-def test_blocks_of_several_networks_are_no_networks():
+def test_blocks_do_not_count_as_networks():
     words = {v.word for v in findings(networks=1).verdicts}
     assert words == {"needs 3 networks", "needs 6 networks"}
     row, _ = gpt_findings([(1.0, 2.0, 3.0, 4.0, 5.0)] * 2)

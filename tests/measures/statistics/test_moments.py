@@ -153,7 +153,7 @@ def test_a_range_beyond_float64_is_refused():
         )
 
 
-def test_a_batch_that_does_not_fit_is_refused():
+def test_mismatched_batch_raises():
     x, y = pair(5, 10)
     stream = streamed(x, y, 5)
     with pytest.raises(RequestError):

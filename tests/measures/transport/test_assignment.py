@@ -257,7 +257,7 @@ def test_monotone_elementwise_map_is_certified_without_a_solver(monkeypatch):
     assert matching.tolist() == list(range(200))
 
 
-def test_on_a_line_ranks_are_matched_ties_included():
+def test_ranks_are_matched_on_a_line_with_ties():
     a = torch.tensor([[3.0], [1.0], [2.0], [2.0]]).double()
     b = torch.tensor([[10.0], [10.0], [30.0], [20.0]]).double()
     matching = optimal_matching(a, b, precision=1e-9)

@@ -190,7 +190,7 @@ def test_fingerprint_changes_with_the_files_and_not_without(tmp_path):
     assert fingerprint(folder=str(tmp_path), download=False) != before
 
 
-def test_a_download_that_fails_is_one_line(tmp_path, monkeypatch):
+def test_failed_download_raises_in_one_line(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise OSError("no\nroute")
 

@@ -189,7 +189,7 @@ def test_the_fingerprint_changes_with_the_images(animals):
 
 
 @pytest.mark.parametrize("size", [-5, 4097])
-def test_a_size_that_no_image_has_is_refused(size):
+def test_invalid_image_size_raises(size):
     with pytest.raises(RequestError):
         dataset_info(images).options["size"].parse(size, "images.size")
 
@@ -235,7 +235,7 @@ def test_truncated_image_is_refused_before_training(animals, name):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "sides"])
-def test_images_that_are_no_files_are_refused(tmp_path, kind):
+def test_unreadable_image_files_raise(tmp_path, kind):
     file = tmp_path / "a.png"
     if kind == "pipe":
         os.mkfifo(file)

@@ -109,7 +109,7 @@ def test_corpus_pairs_the_same_number_in_both_languages():
             assert read(source, "en") == read(target, "fr")
 
 
-def test_no_number_is_in_both_splits():
+def test_splits_share_no_number():
     data = number_words(train=60, test=40, largest=99)
     assert not set(data.train.sources) & set(data.test.sources)
     assert len(set(data.train.sources) | set(data.test.sources)) == 100

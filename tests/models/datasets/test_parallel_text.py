@@ -115,7 +115,7 @@ def test_files_of_different_length_are_refused(files, tmp_path):
         parallel(*files)
 
 
-def test_text_that_is_no_utf8_is_refused(files, tmp_path):
+def test_non_utf8_text_raises(files, tmp_path):
     (tmp_path / "de").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RequestError):
         parallel(*files)
@@ -138,7 +138,7 @@ def test_missing_library_is_named(monkeypatch):
         Vocabulary.learn(["a"], 40)
 
 
-def test_a_file_that_is_no_vocabulary_is_refused(tmp_path):
+def test_invalid_vocabulary_file_raises(tmp_path):
     (tmp_path / "v.json").write_text("{}")
     with pytest.raises(RequestError):
         Vocabulary.load(tmp_path / "v.json")

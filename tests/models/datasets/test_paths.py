@@ -183,7 +183,7 @@ def test_text_is_cut_into_windows(folder, name):
         ("quantised.pt", {}, "quantised.pt"),
     ],
 )
-def test_unusable_paths_are_one_line(folder, name, options, wrong):
+def test_unusable_paths_raise_in_one_line(folder, name, options, wrong):
     write_arrays(folder)
     for path in ("empty", "other"):
         (folder / path).mkdir()

@@ -233,7 +233,7 @@ def test_a_changed_file_is_another_subject(folders, tmp_path):
         '{"model_type": "gpt2", "quantization_config": {}}',
     ],
 )
-def test_configuration_that_cannot_be_used_is_one_line(tmp_path, config):
+def test_unusable_configuration_raises_in_one_line(tmp_path, config):
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(RequestError, match=str(tmp_path)) as caught:
         registry.load("models", f"hf/{tmp_path}")
@@ -258,7 +258,7 @@ def test_code_in_folder_is_neither_run_nor_offered(folders, tmp_path, part, monk
     assert not (tmp_path / "ran").exists()
 
 
-def test_unknown_code_and_missing_tensors_are_one_line(folders, tmp_path):
+def test_unknown_code_and_missing_tensors_raise(folders, tmp_path):
     shutil.copytree(folders / "gpt2", tmp_path / "gpt2")
     file = tmp_path / "gpt2" / "config.json"
     config = json.loads(file.read_text())
@@ -277,7 +277,7 @@ def test_encoder_with_a_decoder_is_refused_with_advice(folders):
         registry.load("models", f"hf/{folders}/t5")
 
 
-def test_data_that_do_not_fit_are_refused(folders):
+def test_mismatched_data_raise(folders):
     with pytest.raises(RequestError):
         loaded(folders / "gpt2", data="digits")
 

@@ -108,7 +108,7 @@ def test_images_without_three_channels_are_refused():
         build_model("torchvision/resnet18", data_of((1, 32, 32)), seed=0)
 
 
-def test_vectors_are_refused():
+def test_vector_data_raise():
     with pytest.raises(RequestError):
         build_model("torchvision/resnet18", data_of((2,)), seed=0)
 

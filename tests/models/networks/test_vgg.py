@@ -109,7 +109,7 @@ def test_deep_networks_have_the_original_convolutions(build):
 
 
 @pytest.mark.parametrize("build", STAGES)
-def test_deep_ones_have_the_parameters_of_their_layers(build):
+def test_deep_networks_have_parameters_of_their_layers(build):
     total, inputs = 2 * (512 * 512 + 512) + 512 * 100 + 100, 1
     for channels, count in zip((64, 128, 256, 512, 512), STAGES[build], strict=True):
         for _ in range(int(count)):
@@ -118,7 +118,7 @@ def test_deep_ones_have_the_parameters_of_their_layers(build):
     assert parameter_count(build(in_channels=1, num_classes=100)) == total
 
 
-def test_a_deep_one_maps_images_to_logits():
+def test_deep_network_maps_images_to_logits():
     assert vgg11(num_classes=5)(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
 
 

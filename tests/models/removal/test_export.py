@@ -118,7 +118,7 @@ def test_affine_map_is_not_exported(monkeypatch, source, tmp_path, capsys):
         (("--of", "spans:3", "--by", "depth", "--count", "2"), "1 spans leave no other"),
     ],
 )
-def test_wrong_requests_are_one_line(monkeypatch, source, tmp_path, capsys, options, message):
+def test_wrong_requests_print_one_line(monkeypatch, source, tmp_path, capsys, options, message):
     assert run(monkeypatch, source, tmp_path, *options) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -121,7 +121,7 @@ def test_ignored_labels_do_not_count(model):
     ("outputs", "labels", "shape"),
     [(1, None, r"\(60, 1\)"), (3, torch.zeros(60, 2).long(), r"\(60, 2\)")],
 )
-def test_outputs_that_are_no_logits_are_refused(outputs, labels, shape):
+def test_non_logit_outputs_raise(outputs, labels, shape):
     with pytest.raises(RequestError, match=shape):
         removal(nn.Sequential(nn.Linear(4, outputs), nn.Tanh()), labels)
 

@@ -284,7 +284,7 @@ def test_a_sparsified_network_can_be_copied_and_pickled():
     assert slopes(model)[0].tolist() == [0.5, 0.25, 1.0, 0.0]
 
 
-def test_a_relu_whose_overwriting_matters_is_refused():
+def test_relu_with_needed_input_raises():
     class Overwriting(nn.Module):
         def __init__(self):
             super().__init__()
@@ -464,6 +464,6 @@ def test_other_activations_are_counted_by_kind(name, counts):
     assert other_activations(torchvision.models.get_model(name, weights=None)) == counts
 
 
-def test_slopes_are_no_other_activations():
+def test_slopes_are_not_other_activations():
     network = sparsify(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Sigmoid()))
     assert other_activations(network) == {"sigmoid": 1}

@@ -67,6 +67,6 @@ def test_zero_augmentation_changes_nothing():
     assert torch.equal(augment(images, 0, False, generator()), images)
 
 
-def test_other_shapes_are_refused():
+def test_unsupported_shapes_raise():
     with pytest.raises(RequestError):
         augment(torch.zeros(3, 4), 1, False, generator())

@@ -52,7 +52,7 @@ def test_batches_are_whole_and_in_order(order, size, pays):
     assert found == [([float(i) for i in part], part) for part in cut]
 
 
-def test_no_items_make_no_batch():
+def test_empty_items_give_no_batch():
     assert read(RecordedItems(0), torch.arange(0), 4) == []
 
 

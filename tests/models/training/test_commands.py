@@ -34,7 +34,7 @@ def test_recipe_of_the_model_is_followed_and_recorded(train, tmp_path):
     assert (tmp_path / "x.safetensors").is_file()  # One seed, although it is named twice.
 
 
-def test_a_missed_threshold_is_exit_status_1(train, tmp_path):
+def test_missed_threshold_exits_with_status_1(train, tmp_path):
     done = train(*TINY, "--until-train-accuracy", "1", "--out", "x.safetensors")
     assert done.returncode == 1
     assert "the threshold was not reached within 1 epochs" in done.stdout

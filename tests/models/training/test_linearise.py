@@ -298,7 +298,7 @@ def test_layer_slopes_make_whole_layers_linear(tmp_path, start):
     assert lengths == pytest.approx(7 - sum(shares["value"]))  # VGG8 is a chain.
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path, start):
+def test_non_run_folder_raises(tmp_path, start):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(RequestError):
         linearise(request(weights=start), tmp_path)

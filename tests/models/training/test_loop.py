@@ -121,7 +121,7 @@ def test_damaged_training_state_is_refused(tmp_path, name):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
-def test_pipe_is_no_training_state(tmp_path):
+def test_pipe_as_training_state_raises(tmp_path):
     os.mkfifo(tmp_path / "state")
     with pytest.raises(RequestError):
         read_state(tmp_path / "state", {})

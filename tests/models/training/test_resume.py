@@ -106,7 +106,7 @@ def test_finished_state_returns_its_result(tmp_path):
     assert state_hash(again.model) == state_hash(first.model)
 
 
-def test_a_state_without_running_accuracy_is_read(tmp_path):
+def test_state_without_running_accuracy_loads(tmp_path):
     whole = train(network, images(), BASE, seed=5)
     state = tmp_path / "state"
     interrupted(BASE, state, 2)

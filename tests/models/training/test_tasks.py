@@ -58,7 +58,7 @@ def test_the_loss_ignores_padding(data):
     assert float(task.loss(logits, wanted)) == pytest.approx(sum(by_hand) / len(by_hand), rel=1e-5)
 
 
-def test_a_network_that_is_no_translator_is_refused(data):
+def test_non_translator_network_raises(data):
     task = get_task(data, translation, 0)
     with pytest.raises(RequestError):
         task.loss(torch.zeros(4, 10), data.train.target_tokens[:4])

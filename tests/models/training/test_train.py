@@ -237,7 +237,7 @@ def copied(finished, folder):
      (["request"], "x"), (["calls"], [7]), (["calls"], [{"seconds": "x"}]), (["checkpoints"], [1]),
      (["start"], {})],
 )  # fmt: skip
-def test_a_tampered_manifest_is_one_line(finished, tmp_path, place, value):
+def test_tampered_manifest_raises_in_one_line(finished, tmp_path, place, value):
     file = copied(finished, tmp_path)
     content = part = manifest(file)
     for name in place[:-1]:

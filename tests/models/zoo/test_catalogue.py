@@ -47,7 +47,7 @@ def test_missing_package_is_a_reason_in_the_plan(absent):
     assert (present.label, present.spec.data) == ("trained", "airfoils")
 
 
-def test_another_file_is_refused(tmp_path, monkeypatch):
+def test_changed_or_missing_packaged_file_raises(tmp_path, monkeypatch):
     (tmp_path / "changed_weights").mkdir()
     (tmp_path / "changed_weights" / "a.pt").write_bytes(b"something else")
     monkeypatch.syspath_prepend(tmp_path)
@@ -64,7 +64,7 @@ def test_data_of_another_shape_are_refused(shape, classes):
         MEMBERS["neuralfoil-large"].check(shape, classes)
 
 
-def test_other_classes_are_refused():
+def test_mismatched_classes_raise():
     with pytest.raises(RequestError):
         MEMBERS["efficientnet-lite0"].check((3, 32, 32), 10)
     MEMBERS["mtcnn-pnet"].check((3, 12, 12), 10)

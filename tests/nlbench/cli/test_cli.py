@@ -192,7 +192,7 @@ BAD_INPUTS = [
 
 
 @pytest.mark.parametrize(("command", "says"), BAD_INPUTS)
-def test_bad_input_is_one_line_and_status_2(run_command, tmp_path, command, says):
+def test_bad_input_prints_one_line_with_status_2(run_command, tmp_path, command, says):
     line = assert_one_line(run_command(*command.split()), 2)
     assert says in line
     # Not in the words of a library.
@@ -202,7 +202,7 @@ def test_bad_input_is_one_line_and_status_2(run_command, tmp_path, command, says
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission_is_one_line(tmp_path):
+def test_unreadable_folder_prints_one_line(tmp_path):
     (tmp_path / "closed").mkdir(mode=0o500)
     done = nlbench_run("run", "--out", "closed/run", cwd=tmp_path)
     assert "can't write" in assert_one_line(done, 2)
@@ -303,7 +303,7 @@ def test_an_interruption_of_the_page_is_status_130(
     assert (tmp_path / "r" / "scores.csv").is_file()
 
 
-def test_an_interruption_of_the_imports_is_one_line(tmp_path):
+def test_interrupted_import_prints_one_line(tmp_path):
     code = (
         "import os, signal, sys\n"
         "class Asked:\n"
@@ -320,7 +320,7 @@ def test_an_interruption_of_the_imports_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("is_interrupted", [True, False])
-def test_an_interruption_of_a_destructor_is_one_line(tmp_path, is_interrupted):
+def test_interrupted_destructor_prints_one_line(tmp_path, is_interrupted):
     code = (
         "import os, signal, sys\n"
         "class Owner:\n"
@@ -422,7 +422,7 @@ def test_names_as_people_type_them_are_understood(run_command, tmp_path):
     assert f"run {tmp_path}\n" in done.stdout
 
 
-def test_folder_one_is_in_can_be_the_runs(run_command, tmp_path):
+def test_current_folder_can_be_run_folder(run_command, tmp_path):
     arguments = ("run", "--measures", "r2", "--samples", "8", "--out", ".", "--no-report")
     done = run_command(*arguments)
     assert done.returncode == 0, done.stderr
@@ -484,7 +484,7 @@ def test_an_own_network_is_trained_and_measured(run_command, tmp_path):
 
 
 @pytest.mark.parametrize("model", ["vgg8", "zoo/a-0.5b", "/home/me/net.py:Net", "../net.py:Net"])
-def test_names_of_results_begin_plainly_and_end_with_the_number(tmp_path, model):
+def test_result_names_begin_plainly_and_end_with_number(tmp_path, model):
     folder = tmp_path / f"{file_stem(model)}-removed"
     folder.mkdir()
     assert folder.parent == tmp_path

@@ -50,7 +50,7 @@ def test_two_runs_are_compared(folder, command, tmp_path):
         (("path",), "no path was recorded"),
     ],
 )
-def test_a_wrong_request_is_one_line(folder, command, monkeypatch, tmp_path, arguments, message):
+def test_wrong_request_prints_one_line(folder, command, monkeypatch, tmp_path, arguments, message):
     monkeypatch.chdir(tmp_path)
     code, _, error = command(folder, *arguments)
     assert code == 2

@@ -99,7 +99,7 @@ def test_changed_files_are_planned_without_running(folder, monkeypatch):
 @pytest.mark.parametrize(
     "command", [["list", "sites"], ["remove", "--out", "removed"]], ids=" ".join
 )
-def test_refused_inputs_are_one_line(folder, command, monkeypatch, capsys):
+def test_refused_inputs_print_one_line(folder, command, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["nlbench", *command, "--model", "my_net.py"])
     with pytest.raises(SystemExit) as caught:

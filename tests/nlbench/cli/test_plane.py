@@ -64,7 +64,7 @@ def run_is_measured_again(request, folder):
         (["vgg8", "--set", "digits.size=9"], "size"),
     ],
 )
-def test_a_wrong_request_is_one_line(arguments, said, monkeypatch, capsys, tmp_path):
+def test_wrong_request_prints_one_line(arguments, said, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("here.png").write_bytes(b"mine")
     assert run(arguments, monkeypatch) == 2

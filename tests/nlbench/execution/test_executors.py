@@ -150,7 +150,7 @@ def test_dask_cluster_survives_a_lost_worker(plugin, tmp_path, cluster):
     (plugin / "gate").unlink()
 
 
-def test_missing_scheduler_is_one_line(plugin, tmp_path, monkeypatch):
+def test_missing_scheduler_raises_in_one_line(plugin, tmp_path, monkeypatch):
     pytest.importorskip("distributed")
     monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", 1.0)
     with socket.socket() as bound:

@@ -32,7 +32,7 @@ def test_devices_without_cuda_are_described_by_name(device, name):
     assert not {"capability", "driver", "cudnn"} & set(facts)
 
 
-def test_what_is_recorded_is_what_is_set():
+def test_recorded_settings_equal_those_set():
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
     matmul.fp32_precision = "tf32"

@@ -39,7 +39,7 @@ def test_a_mask_of_any_type_is_named(dtype):
     assert reasons(INPUTS, attention_mask=TOKENS.to(dtype)) == found
 
 
-def test_other_arguments_are_no_masks():
+def test_other_arguments_are_not_masks():
     soft = torch.rand(16, 6, generator=torch.Generator().manual_seed(1)) + 1
     run = nlbench.evaluate(Mean(), nlbench.Arguments(INPUTS, soft), ["nlc", "affine-residual"])
     assert [record.result.status for record in run.records] == ["ok", "ok"]

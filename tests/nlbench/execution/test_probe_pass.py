@@ -230,7 +230,7 @@ def test_a_meter_waits_at_both_ends():
         assert device.waits == {"synchronize": 2}
 
 
-def test_nothing_of_a_measurement_keeps_the_model():
+def test_model_is_freed_after_measurement():
     model = network()
     known = weakref.ref(model)
     nlbench.evaluate(model, inputs(), ["r2", "absdev", "nlc"], settings=FEW)

@@ -63,7 +63,7 @@ def results(model, samples=32, measures="*"):
 
 
 @pytest.mark.parametrize("network", [SparseProduct, SparseMatmul, Complex, BatchStatistics])
-def test_no_measure_of_an_odd_network_fails(network):
+def test_measures_of_odd_networks_do_not_fail(network):
     found = results(network().eval())
     failed = {name: result.reason for name, result in found.items() if result.status == "failed"}
     assert failed == {}
@@ -244,7 +244,7 @@ class ClassIndices(Plain):
         WrittenInPlace, ForInference, ComplexOutputs, ClassIndices,
     ],
 )  # fmt: skip
-def test_properties_of_a_network_are_no_failures(network):
+def test_network_properties_are_not_failures(network):
     found = results(network().eval(), measures=SOME)
     failed = {name: result.reason for name, result in found.items() if result.status == "failed"}
     assert failed == {}
@@ -258,7 +258,7 @@ def test_network_for_some_batch_sizes_names_them(network):
 
 
 @pytest.mark.parametrize("network", [ComplexOutputs, ClassIndices])
-def test_outputs_that_are_no_real_numbers_are_undefined(network):
+def test_non_real_outputs_are_undefined(network):
     measures = ["absdev", "length-distortion", "nlc", "substitution"]
     for result in results(network().eval(), measures=measures).values():
         assert result.status == "undefined"
@@ -291,7 +291,7 @@ class OneByOne(Plain):
         return self.last(torch.cat([self.act(self.second(row)) for row in h.split(1)]))
 
 
-def test_a_mean_over_few_of_the_places_is_undefined():
+def test_mean_over_few_places_is_undefined():
     found = results(OneByOne().eval(), measures=["r2", "absdev", "affinity"])
     for name in ("r2", "affinity"):
         assert found[name].status == "undefined"

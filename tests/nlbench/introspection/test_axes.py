@@ -179,7 +179,7 @@ def test_the_channels_of_an_image_are_followed_through(function, others):
     assert_reduced_over(model, torch.randn(4, 3, 9, 8), others)
 
 
-def test_transposed_weight_of_a_product_is_no_activation():
+def test_transposed_weight_of_product_is_not_an_activation():
     model = Given(nn.Identity(), lambda m, x, h: torch.matmul(h, m.weight.T))
     assert_reduced_over(model, torch.randn(4, 3, 7, 6), (1, 2))
 

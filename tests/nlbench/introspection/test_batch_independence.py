@@ -81,7 +81,7 @@ def test_nan_among_few_samples_only_is_dependence(measure):
     assert DEPENDS_ON_BATCH in run.records[0].result.reason
 
 
-def test_nan_of_a_sample_itself_is_no_dependence():
+def test_own_nan_of_sample_is_not_dependence():
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     x[0] = -1
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())

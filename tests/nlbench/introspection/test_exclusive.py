@@ -45,7 +45,7 @@ DOORS = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_second_thread_waits_at_every_door(door):
+def test_second_thread_waits_at_every_entry_point(door):
     is_held = threading.Event()
     order = []
 

@@ -167,7 +167,7 @@ def test_lines_through_networks_with_constants(own, other):
     assert estimate_segment(net, start, end).crossings == trace.crossings
 
 
-def test_types_that_are_no_floats_are_left():
+def test_non_float_types_are_unchanged():
     with FloatTypeMode(torch.float32, torch.float64):
         assert torch.arange(3).dtype == torch.int64
         assert torch.ones(3).to(torch.int32).dtype == torch.int32

@@ -179,7 +179,7 @@ def few_labels():
 
 
 @pytest.mark.parametrize("name", ["nothing", "convolutions", "both kinds"])
-def test_every_door_disables_and_restores_tf32(name):
+def test_every_entry_point_restores_tf32(name):
     SET[name]()
     before = settings()
     for door, go in DOORS.items():
@@ -190,7 +190,7 @@ def test_every_door_disables_and_restores_tf32(name):
         assert settings() == before, door
 
 
-def test_run_uses_requested_precision_behind_every_door():
+def test_every_entry_point_uses_requested_precision():
     with exact_arithmetic("tf32"):
         for door, go in DOORS.items():
             if door != "evaluate":  # It is asked itself.
@@ -201,7 +201,7 @@ def test_run_uses_requested_precision_behind_every_door():
             assert set(float32_precision(CUDA).values()) == {"tf32"}
 
 
-def test_between_two_segments_caller_has_his_own_settings():
+def test_caller_settings_are_restored_between_segments():
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     for _ in trace_segments(network(), X[:2], X[2:4], dtype=torch.float32):
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"

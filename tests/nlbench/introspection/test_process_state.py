@@ -116,7 +116,7 @@ def test_a_change_is_restored_and_named(name):
     assert (changes, again) == ([name], [])
 
 
-def test_additions_are_no_changes():
+def test_additions_are_not_changes():
     with restored_process_state() as changes:
         torch.nlbench_test = nn.Linear.nlbench_test = print
         sys.path.insert(0, "nlbench_test")
@@ -144,7 +144,7 @@ def test_leaked_device_is_left_and_default_kept():
         torch.set_default_device(None)
 
 
-def test_modes_that_were_active_stay_so():
+def test_active_modes_stay_active():
     with Functions() as functions, Dispatch() as dispatch:
         with restored_process_state() as changes:
             torch._C._pop_torch_function_stack()
@@ -183,7 +183,7 @@ def test_many_changes_are_listed_in_short():
     assert changes.restored("it").endswith(f" and {len(changes) - 10} more; since restored")
 
 
-def test_ordinary_use_of_libraries_is_no_change():
+def test_ordinary_use_of_libraries_is_not_a_change():
     """In a fresh process, in which nothing has been imported or initialised before."""
     code = """
 import warnings; warnings.simplefilter("ignore")

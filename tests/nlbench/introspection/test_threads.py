@@ -15,6 +15,6 @@ def test_measure_threads_are_limited_by_cores(monkeypatch, asked, cores, threads
     assert measure_threads(torch.device("cpu")) == 1
 
 
-def test_nothing_overlaps_on_apples_gpu():
+def test_mps_work_does_not_overlap():
     assert not overlap_pays(torch.device("mps"))
     assert overlap_pays(torch.device("cuda"))

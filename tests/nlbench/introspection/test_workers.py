@@ -62,7 +62,7 @@ def test_an_item_larger_than_the_limit_waits_alone():
     assert len(done) == 3
 
 
-def test_with_limit_0_caller_waits_for_each_item():
+def test_limit_0_makes_caller_wait_for_each_item():
     done = []
     with BackgroundWorkers(done.append, size, 0) as workers:
         for number in range(10):

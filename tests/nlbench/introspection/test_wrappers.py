@@ -165,7 +165,7 @@ def exported(model):
         lambda model: nn.Sequential(nn.DataParallel(with_hooks(compiled(model)))),
     ],
 )
-def test_what_a_wrapper_computes_is_measured(wrap):
+def test_wrapper_computation_is_measured(wrap):
     wrapper = wrap(network())
     measures = ["accuracy", "affine-residual", "nlc"]
     with torch.no_grad():
@@ -178,7 +178,7 @@ def test_what_a_wrapper_computes_is_measured(wrap):
     assert [record.result.summary["value"] for record in found] == pytest.approx(values, rel=1e-4)
 
 
-def test_a_subclass_with_the_same_forward_comes_off():
+def test_subclass_with_same_forward_is_unwrapped():
     wrapper = type("Parallel", (nn.DataParallel,), {})(network())
     with unwrapped(wrapper) as inside:
         assert inside is wrapper.module

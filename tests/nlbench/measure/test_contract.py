@@ -118,7 +118,7 @@ def test_a_function_of_one_parameter_is_refused():
     assert "odd(x) can't be called with (x, y); write `def odd(x, y)`" in text
 
 
-def test_options_that_are_no_parameters_are_refused():
+def test_non_parameter_options_raise():
     @site_measure(options={"center": Option(False)})
     def odd(x, y):
         return (x - y).mean()
@@ -167,7 +167,7 @@ def test_every_registered_measure_is_sound():
     ("number", "is_sound"),
     [(1.0, True), (1.0 + 1e-12, True), (-1.0, True), (1.001, False), (-7.0, False)],
 )
-def test_result_beyond_the_declared_bounds_is_no_result(number, is_sound):
+def test_result_beyond_declared_bounds_raises(number, is_sound):
     result = Result.of({"a": 0.0, "b": number})
     if is_sound:
         assert validated_result(result, (-1.0, 1.0)) is result

@@ -233,7 +233,7 @@ def test_parts_are_spelled_for_tables():
     assert Result({"value": 3}, parts=parts).numbers == value.numbers
 
 
-def test_part_that_is_not_finite_fails_the_place():
+def test_non_finite_part_fails_the_place():
     assert Result.of([Value("a", {"value": 1.0}, parts={"p": [math.nan]})]).status == "failed"
 
 
@@ -287,7 +287,7 @@ def test_pooled_measure_lists_undefined_sites_with_reasons():
         (np.complex64(1j), "returned a complex number, expected one number"),
     ],
 )
-def test_a_function_that_returns_no_number_is_refused(returned, mend):
+def test_non_numeric_function_raises(returned, mend):
     @site_measure()
     def wrong(x, y):
         return returned

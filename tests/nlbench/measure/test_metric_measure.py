@@ -75,7 +75,7 @@ def test_a_site_without_any_number_is_undefined():
     assert (result.status, result.reason) == ("undefined", "PearsonCorrCoef is NaN")
 
 
-def test_numbers_that_are_not_finite_fail_the_site():
+def test_non_finite_numbers_fail_the_site():
     x, y = samples()
     y[0, 0] = math.nan
     result = read(metric_measure(torchmetrics.R2Score())(), [(x, y)])
@@ -121,7 +121,7 @@ def test_instance_class_and_factory_get_registered_name():
         assert as_measure(given, "mine").name == "mine"
 
 
-def test_a_metric_that_needs_arguments_is_refused():
+def test_metric_with_required_arguments_raises():
     with pytest.raises(PluginError):
         as_measure(torchmetrics.MinkowskiDistance, "minkowski")
 

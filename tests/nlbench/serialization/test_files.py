@@ -50,7 +50,7 @@ def test_files_get_the_permissions_of_any_other_file(tmp_path):
     assert stat.S_IMODE((tmp_path / "ours").stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
 
 
-def test_impossible_folder_is_one_line(tmp_path):
+def test_impossible_folder_raises_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RequestError):
         make_folder(tmp_path / "file" / "below")

@@ -114,7 +114,7 @@ def test_two_processes_do_not_write_to_one_run(plugin, tmp_path):
         run(request("plain,r2"), result.path)
 
 
-def test_a_table_that_fell_behind_is_written_again(plugin, tmp_path):
+def test_outdated_table_is_rewritten(plugin, tmp_path):
     result = run(request("plain,r2"), tmp_path / "run")
     complete = (result.path / "scores.csv").read_bytes()
     manifest = json.loads((result.path / "manifest.json").read_text())

@@ -141,7 +141,7 @@ def test_manifest_of_a_hundred_thousand_subjects_is_read(tmp_path):
     assert load_run(tmp_path / "r").manifest == run.manifest
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path):
+def test_non_run_folder_raises(tmp_path):
     with pytest.raises(RequestError):
         load_run(tmp_path)
 
@@ -157,7 +157,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
         '{"format": 1, "result": null}',
     ],
 )
-def test_damaged_record_is_one_line_that_names_file(tmp_path, content):
+def test_damaged_record_raises_in_one_line(tmp_path, content):
     Run({"order": []}, [record()]).save(tmp_path / "run")
     (tmp_path / "run" / "cells" / "k.json").write_text(content)
     with pytest.raises(RequestError, match=r"k\.json") as caught:
@@ -185,7 +185,7 @@ def half(tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
-def test_interrupted_save_is_no_run(half):
+def test_interrupted_save_is_not_a_run(half):
     assert len(list((half / "cells").iterdir())) == 2
     with pytest.raises(RequestError) as caught:
         load_run(half)
@@ -327,7 +327,7 @@ def old(folder, cell, content):
      parameters_are_a_text, manifests_bounds_are_texts, unknown_field, result_is_a_text, not_utf_8,
      manifest_is_a_list, old],
 )  # fmt: skip
-def test_crafted_run_is_one_line_that_names_file(tmp_path, change):
+def test_crafted_run_raises_in_one_line(tmp_path, change):
     folder = spoiled(tmp_path / "run", change)
     with pytest.raises(RequestError, match=str(tmp_path / "run")) as caught:
         load_run(folder)

@@ -98,7 +98,7 @@ def test_plot_has_gap_where_there_is_no_value(gappy):
     np.testing.assert_array_equal(line.get_ydata(), [0.25, math.nan, 1.0])
 
 
-def test_several_can_be_drawn_into_one_plot(gappy):
+def test_several_signatures_share_one_plot(gappy):
     axes = Figure().add_subplot()
     assert gappy.plot(axes) is axes
     of_values(0.5, 0.5, name="other").plot(axes)

@@ -61,7 +61,7 @@ def test_dropout_and_momentum_are_left_as_they_were():
     assert not model[1].training
 
 
-def test_too_few_samples_are_one_line():
+def test_too_few_samples_raise_in_one_line():
     model = nn.BatchNorm1d(2).eval()
     with pytest.raises(RequestError):
         calibrate(model, [torch.ones(1, 2)])

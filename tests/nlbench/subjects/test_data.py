@@ -62,7 +62,7 @@ def test_a_sample_depends_on_its_seed_alone():
     assert not torch.equal(data.sample(4, seed=1).images, data.sample(4, seed=2).images)
 
 
-def test_more_than_there_are_gives_all():
+def test_excess_count_gives_all_samples():
     assert len(data_of().sample(99).inputs) == 10 == data_of().count(99)
     assert data_of().count(4) == 4
     assert data_of().bytes_of(4) == 4 * 4 * 2 * 4 * 4

@@ -83,7 +83,7 @@ def test_images_of_different_sizes_are_padded(own):
         nlbench.evaluate(model, [nlbench.Arguments(images)], ["affinity"])
 
 
-def test_lists_of_features_are_no_samples():
+def test_lists_of_features_are_not_samples():
     class Fused(nn.Module):
         def forward(self, features):
             return tuple(functional.relu(feature) for feature in features)

@@ -145,7 +145,7 @@ def test_integers_are_undefined_for_differentiating_probes(measure):
         assert nlbench.evaluate(model, inputs, [measure])[measure].status == "undefined"
 
 
-def test_ambiguous_pairs_are_asked_about():
+def test_ambiguous_pairs_raise():
     ids, mask = words()
     with pytest.raises(RequestError):
         nlbench.evaluate(seeded(Words), [(ids, mask)], ["r2"])
@@ -155,7 +155,7 @@ def test_ambiguous_pairs_are_asked_about():
     assert scores(one).equals(scores(nlbench.evaluate(seeded(Words), ids, ["r2"])))
 
 
-def test_mapped_labels_are_no_model_argument():
+def test_mapped_labels_are_not_passed_to_model():
     ids, mask = words()
     batch = {"input_ids": ids, "attention_mask": mask, "labels": ids[:, 0]}
     found = nlbench.evaluate(seeded(Words), [batch], ["r2"])
@@ -168,7 +168,7 @@ def test_mapped_labels_are_no_model_argument():
         nlbench.evaluate(seeded(Words), [named], ["r2"], labels="targets")
 
 
-def test_labels_that_decoders_may_take_are_asked_for():
+def test_ambiguous_decoder_labels_raise():
     model, batch = seeded(Words), {"input_ids": words()[0], "labels": words()[0]}
     model.config = SimpleNamespace(is_encoder_decoder=True)
     with pytest.raises(RequestError):
@@ -358,7 +358,7 @@ def test_packing_several_arguments_loses_nothing(shapes, n, data):
             assert torch.equal(before, after)
 
 
-def test_readers_name_what_scripted_forwards_leave_open():
+def test_scripted_forward_with_unclear_labels_raises():
     class Any(nn.Module):
         def forward(self, *args):
             return args[0]
@@ -383,7 +383,7 @@ def test_tensor_subclasses_are_read_as_numbers():
     assert scores(plain).equals(scores(named))
 
 
-def test_in_inference_mode_the_numbers_are_the_same():
+def test_inference_mode_changes_no_number():
     model, inputs = seeded(lambda: (nn.Sequential(nn.Linear(4, 8), nn.Tanh()), torch.randn(9, 4)))
     settings = {"lines.paths": "directions", "lines.direction": "gradient", "lines.number": 1}
     outside = nlbench.evaluate(model, inputs, ["nlc", "absdev"], settings=settings)

@@ -46,7 +46,7 @@ def test_options_reach_the_dataset_converted():
     assert len(data.test) == 5
 
 
-def test_something_that_is_no_dataset_is_named(plugins):
+def test_non_dataset_raises(plugins):
     plugins["datasets", "odd"] = lambda: 3
     with pytest.raises(PluginError):
         load_dataset("odd")
@@ -172,7 +172,7 @@ def test_models_translate_names_in_checkpoints(plugins, tmp_path):
     assert torch.equal(subject.model[1].weight, getattr(network, "1").weight)
 
 
-def test_missing_trained_checkpoints_are_asked_for(plugins, tmp_path):
+def test_missing_trained_checkpoint_raises(plugins, tmp_path):
     @model(trained={"digits": tmp_path / "gone.pth"}, obtain="fetch it")
     def mine():
         return nn.Identity()

@@ -309,7 +309,7 @@ def test_errors_of_a_file_name_its_line(folder, text, place):
         build("my_net.py:Net")
 
 
-def test_what_a_file_prints_goes_to_standard_error(folder, capsys):
+def test_file_output_goes_to_standard_error(folder, capsys):
     write(folder / "my_net.py", NET + "import sys\nprint('hello', len(sys.argv))\n")
     build("my_net.py:Net")
     assert capsys.readouterr() == ("", "hello 1\n")
@@ -439,14 +439,14 @@ def load_optional(folder, network, data):
     return load_subject(spec, torch.device("cpu"))
 
 
-def test_real_labels_are_no_optional_argument(folder):
+def test_real_labels_beside_optional_argument_raise(folder):
     with pytest.raises(RequestError, match="optional argument"):
         load_optional(folder, "Net", "items")
     assert load_optional(folder, "Net", "pair").inputs.shape == (20, 2)
 
 
 @pytest.mark.parametrize("data", ["items", "triples"])
-def test_required_arguments_are_no_labels(folder, data):
+def test_required_arguments_are_not_labels(folder, data):
     subject = load_optional(folder, "Two", data)
     assert subject.inputs.shape == (20, 3)
     assert subject.labels is None
@@ -600,7 +600,7 @@ def test_unusable_data_are_refused(folder, text, name):
         load_dataset("my_data.py:x").sample(1)
 
 
-def test_a_path_with_brackets_is_no_glob(tmp_path):
+def test_path_with_brackets_is_not_a_glob(tmp_path):
     (tmp_path / "x[1]").mkdir()
     file = tmp_path / "x[1]" / "net.py"
     file.write_text("from torch import nn\nclass Net(nn.ReLU): pass\n")
@@ -616,7 +616,7 @@ def test_globs_of_files_name_their_networks(folder):
     assert registry.expand("models", ["nets/[ab].py:Net"]) == names
 
 
-def test_adapters_of_transformers_are_called_so(folder):
+def test_transformers_adapters_are_named(folder):
     write(folder / "tuned" / "adapter_config.json", "{}")
     with pytest.raises(RequestError):
         registry.load("models", "hf/tuned")
@@ -758,7 +758,7 @@ def test_mappings_are_measured(folder):
 
 
 @pytest.mark.parametrize("name", ["net.pt", "net.safetensors", "notes.txt"])
-def test_a_file_without_a_network_is_told_from_an_unknown_name(folder, name):
+def test_file_without_network_raises(folder, name):
     Path(name).write_bytes(b"PK")
     with pytest.raises(RequestError, match=name):
         registry.find("models", name)

@@ -85,7 +85,7 @@ def test_changed_files_of_networks_are_measured_again(folder, kind):
     assert len(list((folder / "run" / "superseded").iterdir())) == 1
 
 
-def test_outputs_of_runs_are_no_inputs(folder):
+def test_run_outputs_are_not_inputs(folder):
     names = "NAMES = 'run', 'run/scores.csv', HERE / 'run' / 'manifest.json'\n"
     (folder / "my_net.py").write_text(HEAD + names + NET.format(shift=0.5))
     for _ in range(3):
@@ -138,7 +138,7 @@ def test_known_records_of_other_files_are_not_copied(folder):
     assert [record.result.summary["value"] for record in other.records] != first
 
 
-def test_libraries_and_written_files_are_no_inputs(folder):
+def test_libraries_and_written_files_are_not_inputs(folder):
     with opened_files() as opened:
         (folder / "written.txt").write_text("1")
         (folder / "written.txt").read_text()
@@ -147,7 +147,7 @@ def test_libraries_and_written_files_are_no_inputs(folder):
     assert opened.inputs([]) == {str(folder / "x.npy")}
 
 
-def test_files_that_the_code_writes_are_no_inputs(folder):
+def test_written_files_are_not_inputs(folder):
     text = HEAD + "Path('my.log').write_text(str(np.random.rand()))\n"
     (folder / "my_net.py").write_text(text + NET.format(shift=0))
     measure()
@@ -164,7 +164,7 @@ def test_missing_files_have_changed(folder):
     assert changed_files(versions) == ["x.npy"]
 
 
-def test_system_files_and_caches_are_no_inputs(tmp_path, monkeypatch):
+def test_system_files_and_caches_are_not_inputs(tmp_path, monkeypatch):
     cached = tmp_path / ".cache" / "fonts.json"
     cached.parent.mkdir()
     cached.touch()

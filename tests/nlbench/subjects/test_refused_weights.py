@@ -129,7 +129,7 @@ def test_noise_is_refused_in_one_line(tmp_path, head, tail):
 
 @settings(max_examples=150)
 @given(place=st.integers(0, len(SAFETENSORS) - 33), value=st.integers(0, 255))
-def test_damaged_header_loads_fully_or_is_one_line(tmp_path, place, value):
+def test_damaged_header_loads_fully_or_raises(tmp_path, place, value):
     content = bytearray(SAFETENSORS)
     content[place] = value
     path = tmp_path / "damaged"
@@ -196,7 +196,7 @@ def test_an_exported_program_is_refused(tmp_path):
         ({}, "'weight' and 1 more"),
     ],
 )
-def test_what_is_no_state_dict_is_refused(tmp_path, content, name):
+def test_non_state_dict_raises(tmp_path, content, name):
     assert_refused(save_with_torch(tmp_path / "net.pt", content), name)
 
 

@@ -326,7 +326,7 @@ def test_trainers_checkpoints_load(tmp_path, wrap):
         },
     ],
 )
-def test_one_of_several_networks_is_named(tmp_path, wrap):
+def test_ambiguous_checkpoint_raises(tmp_path, wrap):
     raw, average, target = network(), network(), network()
     torch.save(wrap(raw.state_dict(), average.state_dict()), tmp_path / "net.pt")
     with pytest.raises(RequestError, match="--weights"):
@@ -372,7 +372,7 @@ def test_keys_are_part_of_label_and_identity(tmp_path, monkeypatch):
     assert parse_paths("*.pt#ema", "--weights") == ["net.pt#ema"]
 
 
-def test_folders_of_adapters_are_called_so(tmp_path):
+def test_adapter_folders_are_named(tmp_path):
     with pytest.raises(RequestError):
         choose_weights(SubjectSpec("vgg8", str(tmp_path), "digits"))
     (tmp_path / "adapter_config.json").write_text("{}")

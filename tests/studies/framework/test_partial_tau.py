@@ -114,7 +114,7 @@ def test_labels_shared_by_groups_are_one_cluster():
     assert apart.low > same.low
 
 
-def test_perfect_agreement_is_no_certainty():
+def test_perfect_agreement_is_not_certain():
     x = np.arange(8.0)
     result = associate([(x, x, [], range(8))])
     kendall = np.sqrt(2 * (2 * 8 + 5) / (9 * 8 * 7))

@@ -36,7 +36,7 @@ from nlbench.studies.framework.verdicts import (
 
 
 @pytest.mark.parametrize(("agrees", "word"), [(True, "yes"), (False, "no"), (None, "can't tell")])
-def test_an_answer_has_a_word(agrees, word):
+def test_answer_has_a_label(agrees, word):
     assert Verdict("claim", agrees=agrees).word == word
 
 

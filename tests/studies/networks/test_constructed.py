@@ -135,7 +135,7 @@ def test_same_relus_make_a_line_or_a_modulus():
 
 
 @pytest.mark.parametrize("name", sorted(set(CONSTRUCTED) - {"map", "gaussian"}))
-def test_more_is_more_nonlinear(name):
+def test_later_rungs_are_more_nonlinear(name):
     """The amounts of the ladders rise with the affine residual, but where it is saturated."""
     from nlbench.studies.shared.ladders import HELD_OUT, LADDERS
 

@@ -21,7 +21,7 @@ def test_a_function_is_one_site(name):
     assert (site.name, site.kind) == ("function", kind)
 
 
-def test_a_power_elsewhere_is_no_site():
+def test_other_powers_are_not_sites():
     class Squares(nn.Module):
         def forward(self, x):
             return torch.relu(x**2).pow(3)

@@ -34,7 +34,7 @@ def test_later_tokens_do_not_change_earlier_logits():
     assert (first[:, 9:] - second[:, 9:]).abs().amax((1, 2)).min() > 1e-3
 
 
-def test_its_blocks_attentions_and_mlps_are_places():
+def test_gpt_blocks_attentions_and_mlps_are_places():
     tokens = torch.randint(256, (2, 16))
     for of, name in (("blocks", ""), ("attention", ".attention"), ("mlp", ".mlp")):
         places = find_places(network(), tokens, of)

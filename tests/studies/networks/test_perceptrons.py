@@ -70,7 +70,7 @@ def test_vectors_are_accepted():
     assert redshift_mlp(num_classes=3, input_shape=(5,))(torch.zeros(2, 5)).shape == (2, 3)
 
 
-def test_every_variant_is_described_as_what_it_is():
+def test_every_variant_has_its_description():
     for name in SLIDES:
         entry = registry.find("models", name)
         text = registry.describe(entry)

@@ -28,7 +28,7 @@ def test_leaky_networks_share_weights_and_end_affine():
     assert {m.negative_slope for m in leaky} == {0.25}
 
 
-def test_without_a_slope_it_is_the_plain_network():
+def test_leaky_network_without_slope_is_plain():
     inputs = torch.rand(2, 3, 32, 32)
     torch.testing.assert_close(built("cnn")(inputs), built("cnn-slope0")(inputs))
 

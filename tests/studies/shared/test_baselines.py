@@ -18,6 +18,6 @@ def test_elementwise_residual_equals_channel_fits():
     assert value == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_constant_output_has_none():
+def test_constant_output_is_undefined():
     with pytest.raises(Undefined):
         elementwise_residual.function(torch.randn(9, 2), torch.ones(9, 2))

@@ -97,7 +97,7 @@ def test_available_weights_are_measured_on_imagenet(tmp_path, monkeypatch, libra
     assert asked(tmp_path, weights="init") == (("init",), "init")
 
 
-def test_missing_weights_or_images_are_one_line(tmp_path, library, monkeypatch):
+def test_missing_weights_or_images_raise_in_one_line(tmp_path, library, monkeypatch):
     file = library / "weights" / models.GoogLeNet_Weights.DEFAULT.url.rpartition("/")[2]
     with pytest.raises(nlbench.RequestError, match=str(file)) as caught:
         asked(tmp_path, weights="trained")

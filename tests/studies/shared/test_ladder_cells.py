@@ -35,7 +35,7 @@ def run_of(model, data, fits):
     return Run(Manifest().describe_records(records), records)
 
 
-def test_networks_that_do_not_fit_are_left_out():
+def test_unfitted_networks_are_left_out():
     fits = {"sine1": ("explained", 0.999), "sine2": ("explained", 0.34)}
     assert list(read_cells({"fitted": run_of(FITTED, "curves", fits)}).rung) == [0]
 

@@ -42,7 +42,7 @@ def test_affine_rungs_are_affine_beyond_the_samples(ladder):
     torch.testing.assert_close(network((x + y) / 2), mean, rtol=1e-4, atol=1e-4)
 
 
-def test_an_order_of_all_networks_can_be_significant():
+def test_full_order_can_be_significant():
     for kind in ("planted", "published"):
         ladders = [ladder for ladder in LADDERS.values() if ladder.kind == kind]
         for ladder in ladders:

@@ -55,7 +55,7 @@ def test_tau_by_hand():
         ([[1, 2, 3], [2, 3, 4]], MeasureInfo(), "sees, no direction"),
     ],
 )
-def test_an_order_has_a_word(values, about, word):
+def test_order_has_a_label(values, about, word):
     assert compute_order(cells(values), about).word == word
 
 

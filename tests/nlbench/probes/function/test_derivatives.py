@@ -133,7 +133,7 @@ def test_batches_are_numbered_and_counted():
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
-def test_inputs_that_are_not_floating_are_undefined(dtype):
+def test_non_floating_inputs_are_undefined(dtype):
     with pytest.raises(Undefined):
         seen(nn.Identity(), torch.zeros(3, 2, dtype=dtype))
 

@@ -48,6 +48,6 @@ def test_the_graph_is_that_of_pytorchs_own_modules():
         assert values[0] == values[1]
 
 
-def test_other_functions_are_refused():
+def test_unsupported_functions_raise():
     with pytest.raises(nlbench.UnsupportedOperation):
         channel_graph(_network(nn.ReLU(), Squares()), torch.zeros(1, 4))

@@ -124,7 +124,7 @@ def test_a_segment_without_length_is_one_region():
     assert torch.equal(trace.values[0], trace.values[1])
 
 
-def test_starts_on_a_boundary_are_no_crossing():
+def test_start_on_boundary_is_not_a_crossing():
     trace = trace_segment(nn.ReLU(), torch.tensor([0.0, 1.0]), torch.tensor([2.0, -1.0]))
     assert trace.t.tolist() == [0, 0.5, 1]
 
@@ -193,7 +193,7 @@ def test_the_model_is_left_as_it_was():
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
-def test_a_weight_that_is_nan_is_refused():
+def test_nan_weight_raises():
     net = mlp(0)
     with torch.no_grad():
         net[0].weight[0, 0] = math.nan
@@ -211,7 +211,7 @@ def test_a_hidden_overflow_is_refused():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_an_end_that_is_not_finite_is_refused(bad):
+def test_non_finite_end_raises(bad):
     with pytest.raises(NotFinite):
         trace_segment(mlp(0), torch.zeros(3), torch.tensor([0.0, bad, 0.0]))
 

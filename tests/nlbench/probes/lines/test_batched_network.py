@@ -68,19 +68,19 @@ def test_mixing_and_single_samples_run_one_by_one(function):
     assert BatchedNetwork.of(Functional(function), torch.randn(2, 3)).size == 1
 
 
-def test_writes_into_the_input_do_no_harm():
+def test_writes_into_input_do_not_change_outputs():
     x = torch.randn(2, 3)
     before = x.clone()
     BatchedNetwork.of(nn.ReLU(inplace=True), x)(x)
     assert torch.equal(x, before)
 
 
-def test_an_output_that_is_not_finite_is_refused():
+def test_non_finite_output_raises():
     with pytest.raises(NotFinite):
         BatchedNetwork(Watched(), 4)(torch.tensor([[float("inf")]]))
 
 
-def test_random_networks_are_no_function_of_their_input():
+def test_random_network_raises():
     class Dropping(nn.Module):
         def forward(self, x):
             return nn.functional.dropout(x, 0.5, training=True)

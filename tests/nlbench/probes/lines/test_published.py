@@ -175,7 +175,7 @@ def test_traces_come_in_order():
     assert lengths == pytest.approx([float(torch.dist(*pair)) for pair in ends])
 
 
-def test_no_segments_give_no_traces():
+def test_empty_segments_give_no_traces():
     assert list(trace_segments(mlp(0), torch.zeros(0, 3), torch.zeros(0, 3))) == []
 
 

@@ -34,7 +34,7 @@ def test_short_region_hides_no_change_of_slope():
     assert slope_changes(trace_of(t, [[1.0], [1.5], [1.5], [1.5], [2.0]])) == 0
 
 
-def test_curves_of_many_faint_bends_are_no_line():
+def test_faintly_bent_curve_is_not_a_line():
     t = torch.linspace(0, 1, 10**5 + 1, dtype=torch.float64)
     curve = trace_of(t.tolist(), (1e-5 * t[:, None] ** 2).tolist())
     assert slope_changes(curve) > 1000

@@ -85,7 +85,7 @@ def test_mean_is_the_constant_map():
     torch.testing.assert_close(mapped, y.double().mean(0).expand(5, 2))
 
 
-def test_rows_that_are_not_finite_are_refused():
+def test_non_finite_rows_raise():
     with pytest.raises(NotFinite):
         AffineFit().add(torch.tensor([[math.inf]]), torch.ones(1, 1))
 
@@ -95,6 +95,6 @@ def test_other_channels_have_no_map_per_channel():
         fitted(torch.randn(9, 3), torch.randn(9, 2), is_full=True).per_channel()
 
 
-def test_nothing_fitted_is_undefined():
+def test_unfitted_map_is_undefined():
     with pytest.raises(Undefined):
         AffineFit().per_channel()

@@ -95,7 +95,7 @@ def test_looking_at_attention_leaves_output_bit_for_bit():
     assert torch.equal(outputs[0], before)
 
 
-def test_softmax_over_row_of_logits_is_no_attention():
+def test_softmax_over_row_of_logits_is_not_attention():
     model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
     (site,) = list_sites(model, torch.randn(2, 4), attention=True)
     assert (site.name, site.kind, site.role) == ("1", "softmax", "activation")

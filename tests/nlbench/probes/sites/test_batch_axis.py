@@ -79,7 +79,7 @@ def test_recurrent_layer_is_followed_where_steps_come_first(pick):
     assert (site.shape, site.channel_axis, site.assumed) == (((7, 5), (1, 5))[pick], 2, False)
 
 
-def test_tokens_folded_into_first_axis_are_no_samples():
+def test_tokens_folded_into_first_axis_are_not_samples():
     model = Given(nn.Linear(4, 6), lambda m, x, h: h.flatten(0, 1))
     found = []
     observe_sites(

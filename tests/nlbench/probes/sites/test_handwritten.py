@@ -74,7 +74,7 @@ NO_SITE = {
 
 
 @pytest.mark.parametrize("function", NO_SITE.values(), ids=NO_SITE)
-def test_affine_or_mixing_module_is_no_site(function):
+def test_affine_or_mixing_module_is_not_a_site(function):
     assert list_sites(model_of(function), torch.randn(8, 4)) == []
 
 
@@ -83,7 +83,7 @@ def test_calls_in_a_mixing_module_are_separate_sites():
     assert [site.name for site in list_sites(model, torch.randn(8, 4))] == ["1/tanh", "1/sigmoid"]
 
 
-def test_module_with_children_is_no_handwritten_activation():
+def test_module_with_children_is_not_handwritten_activation():
     class Gated(nn.Module):
         def __init__(self):
             super().__init__()
@@ -128,7 +128,7 @@ def test_the_channels_behind_a_handwritten_activation_are_known():
     ]
 
 
-def test_module_reading_data_from_attributes_is_no_site():
+def test_module_reading_attribute_data_is_not_a_site():
     class Modulated(nn.Module):
         def forward(self, x):
             return x * self.scale + self.shift
@@ -154,7 +154,7 @@ def test_activation_may_inspect_its_input():
     assert [site.name for site in list_sites(model_of(asking), torch.randn(8, 4))] == ["1"]
 
 
-def test_entry_assignment_is_no_handwritten_activation():
+def test_entry_assignment_is_not_handwritten_activation():
     def assigning(module, x):
         x[:, 0] = 0
         return torch.square(x)

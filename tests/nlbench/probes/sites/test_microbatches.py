@@ -71,7 +71,7 @@ def test_size_that_fits_is_remembered_and_tried_first():
     assert max(model.sizes) == 13
 
 
-def test_input_independent_table_is_no_site_in_parts():
+def test_input_independent_table_is_not_a_site():
     observations = looks_of(Limited(4), torch.randn(16, 6).double())
     assert {observation.place: len(observation.x) for observation in observations} == {
         "relu": 16,

@@ -119,7 +119,7 @@ def test_vision_transformers_of_torchvision():
     assert len(kinds["attention"]) == 2
 
 
-def test_stages_are_no_blocks():
+def test_stages_are_not_blocks():
     model = swin_t(num_classes=2)
     places = find_places(model, torch.randn(2, 3, 32, 32))
     assert len(places) == 2 + 2 + 6 + 2
@@ -263,7 +263,7 @@ class Pair(nn.Module):
 
 
 @pytest.mark.parametrize("position", [0, 1])
-def test_stream_is_what_the_next_block_receives(position):
+def test_stream_equals_input_of_next_block(position):
     class Net(nn.Module):
         def __init__(self):
             super().__init__()

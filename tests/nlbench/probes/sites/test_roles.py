@@ -177,11 +177,11 @@ def test_attention_without_a_softmax_is_attention_too(inner):
         lambda m, h: torch.tanh(h / 30) * 20,
     ],
 )
-def test_a_scaled_tanh_is_no_soft_cap(function):
+def test_scaled_tanh_is_not_a_soft_cap(function):
     assert roles(function) == [("tanh", "activation")]
 
 
-def test_product_with_input_matrix_is_no_attention():
+def test_product_with_input_matrix_is_not_attention():
     class Aligned(nn.Module):
         def __init__(self):
             super().__init__()

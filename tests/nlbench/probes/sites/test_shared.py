@@ -69,7 +69,7 @@ def writer(way):
     return Writer
 
 
-def test_nothing_that_measure_writes_moves_number_of_another(network):
+def test_in_place_measure_does_not_affect_others(network):
     alone = observed(network, SITE_MEASURES)
     writers = [writer(way) for way in WAYS]
     beside = observed(network, [*writers, *SITE_MEASURES, *map(writer_again, WAYS)])
@@ -120,7 +120,7 @@ def test_an_error_is_raised_for_each_that_asks():
             replace(batch_of(torch.ones(1, 1)), borrowed=pair).shared(prepare_batch)
 
 
-def test_outside_of_pass_function_is_called_each_time():
+def test_function_is_called_each_time_outside_a_pass():
     batch = batch_of(torch.ones(3, 1))
     assert batch.shared(prepare_batch) is not batch.shared(prepare_batch)
 

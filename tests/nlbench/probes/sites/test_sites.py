@@ -134,7 +134,7 @@ def test_transformer_is_bit_equal_to_its_slow_path():
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_functions_of_parameters_are_no_sites():
+def test_functions_of_parameters_are_not_sites():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -151,7 +151,7 @@ def test_functions_of_parameters_are_no_sites():
     ]
 
 
-def test_a_sine_of_positions_is_no_activation():
+def test_sine_of_positions_is_not_an_activation():
     class Encoded(nn.Module):
         def forward(self, x):
             positions = torch.sin(torch.arange(4.0)[None] / 10)

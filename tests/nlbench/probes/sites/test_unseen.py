@@ -90,7 +90,7 @@ AFFINE = {
 
 @pytest.mark.parametrize("outputs", [2, 9])
 @pytest.mark.parametrize("function", AFFINE.values(), ids=AFFINE)
-def test_normalisation_gates_and_sums_are_no_activation(function, outputs):
+def test_normalisation_gates_and_sums_are_not_activations(function, outputs):
     assert unseen(Inline(function, outputs)) == []
 
 

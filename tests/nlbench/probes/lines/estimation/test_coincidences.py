@@ -270,7 +270,7 @@ def test_multiples_cross_together():
     assert counts([(0, 1, 0.1, 0.2), (0, 2, 0.25, 0.5)]) == [-1, 0]
 
 
-def test_flat_values_are_no_evidence():
+def test_flat_values_are_not_evidence():
     flat_left = [(0, 1, 0.1, 0.2), (0, 2, 0.1, 0.3), (4, 3, 0.1, 0.7)]
     assert counts(flat_left) == [0, 0]
     saturated = [(0, 1, 0.1, 0.2), (0, 2, 0.1, 0.2), (4, 3, 0.1, 0.7), (6, 3, 0.6, 0.2)]

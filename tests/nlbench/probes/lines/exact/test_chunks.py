@@ -32,7 +32,7 @@ def test_breakpoints_next_to_a_point_move_onto_it(weight):
     assert inserted([0, 1], [0, 0], [0], [weight]).t.tolist() == [0, 1]
 
 
-def test_nothing_lies_between_two_segments():
+def test_segments_of_chunk_stay_adjacent():
     chunk = inserted([0, 1, 0, 1], [0, 0, 1, 1], [2, 1, 0], [0.5, 0.5, 0.25])
     assert chunk.t.tolist() == [0, 0.25, 1, 0, 0.5, 1]
     assert chunk.segment_index.tolist() == [0, 0, 0, 1, 1, 1]

@@ -37,7 +37,7 @@ def run(first, work, threads, stopped=None):
 
 
 @given(st.integers(1, 400), st.integers(1, 9), st.integers(1, 4))
-def test_nothing_is_lost_or_done_twice(size, limit, threads):
+def test_each_task_runs_once(size, limit, threads):
     intervals = []
     run([(0, size)], split(limit, intervals), threads)
     intervals.sort()

@@ -105,7 +105,7 @@ def test_recording_checking_and_tracing_stay_within_the_memory(method):
 
 
 @pytest.mark.parametrize("method", ["exact", "adaptive", "sampling"])
-def test_too_little_memory_is_one_clear_line(method):
+def test_too_little_memory_raises_in_one_line(method):
     ends = torch.randn(2, 2, 4, 4)
     with pytest.raises(RequestError, match=r"^memory") as caught:
         trace_segment(small_residual(), *ends, method=method, memory=1000)

@@ -112,7 +112,7 @@ def test_batch_norm_with_batch_statistics_is_refused():
         record_network(net, 3, 4)
 
 
-def test_a_module_that_is_refused_keeps_no_hook():
+def test_refused_module_keeps_no_hook():
     net = Net(lambda m, x: m.attention(x, x, x)[0])
     net.attention = nn.MultiheadAttention(4, 2, batch_first=True).double()
     with pytest.raises(UnsupportedOperation):
@@ -134,7 +134,7 @@ def test_attention_is_refused_as_a_whole():
         (lambda m, x: F.linear(x, torch.ones(2, 9).double()), r"\(1, 3\)"),
     ],
 )
-def test_a_network_that_cannot_be_used_is_refused(function, name):
+def test_unusable_network_raises(function, name):
     with pytest.raises((RequestError, Undefined), match=name):
         record_network(Net(function), 3)
 
@@ -145,7 +145,7 @@ def test_a_scripted_model_is_refused():
         double_copy(torch.jit.trace(nn.ReLU(), torch.zeros(1)))
 
 
-def test_an_assertion_of_the_network_is_one_line():
+def test_failed_assertion_of_network_raises():
     def check(m, x):
         assert x.shape[1] == 7, "expected 7 features"
         return x
