@@ -59,14 +59,10 @@ def test_the_measure_takes_its_option(directions):
     assert run["geometric-complexity"].summary["value"] == pytest.approx(expected, rel=1e-9)
 
 
-def test_non_finite_derivatives_raise():
+@pytest.mark.parametrize(("function", "value"), [(torch.sqrt, 0.0), (torch.relu, float("nan"))])
+def test_non_finite_derivatives_and_outputs_raise(function, value):
     with pytest.raises(NotFinite):
-        squared_jacobian_norms(torch.sqrt, torch.zeros(2, 2))
-
-
-def test_non_finite_outputs_raise():
-    with pytest.raises(NotFinite):
-        squared_jacobian_norms(torch.relu, torch.full((2, 2), float("nan")))
+        squared_jacobian_norms(function, torch.full((2, 2), value))
 
 
 def test_random_directions_are_orthonormal_and_differ_by_sample():

@@ -11,12 +11,9 @@ from torch import nn
 import nlbench
 from nlbench.measures import pieces
 from nlbench.measures.pieces import piece_count
-from nlbench.probes.lines import SegmentTrace, trace_segment
+from nlbench.probes.lines import trace_segment
 
-
-def polyline(t, values):
-    t, values = (torch.tensor(np.asarray(array), dtype=torch.float64) for array in (t, values))
-    return SegmentTrace(t, values.reshape(len(t), -1), 1.0, -torch.ones(len(t)).long(), ())
+from segments import polyline
 
 
 @pytest.mark.parametrize("kinks", [0, 1, 2, 5, 100, 700])

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from distributions import METADATA, write_distribution
 
+from nlbench.request import Request
+
 CODE = '''
 import os
 import random
@@ -165,3 +167,17 @@ def write_plugin(folder, code=CODE, measures=MEASURES, models=MODELS, name="host
     lines = {group: [f"{n} = {module}:{n}" for n in names] for group, names in groups.items()}
     write_distribution(folder, module, lines, METADATA.replace("{}", f"nlbench-{name}"))
     return folder
+
+
+def install_plugin(tmp_path, monkeypatch):
+    """Write the distribution to a folder that is on the Python path for the rest of a test."""
+    folder = tmp_path / "plugin"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(write_plugin(folder)))
+    return folder
+
+
+def request(measures="plain", models="mini", **changes):
+    """Ask for measures and models of the distribution, named as on the command line."""
+    defaults = {"samples": 16, "weights": "init", "data": ("digits",)}
+    return Request(tuple(measures.split(",")), tuple(models.split(",")), **(defaults | changes))

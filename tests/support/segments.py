@@ -7,6 +7,8 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
+from nlbench.probes.lines import SegmentTrace
+
 MIN_REGION_WIDTH = 1e-9
 """Width in t below which regions are not checked."""
 
@@ -251,3 +253,9 @@ def hostile_networks(draw):
     elif kind == "none":
         end = start.clone()
     return net, start, end
+
+
+def polyline(t, values):
+    """Return the trace of a segment of length 1 with the values at each of its breakpoints."""
+    t, values = (torch.as_tensor(array, dtype=torch.float64) for array in (t, values))
+    return SegmentTrace(t, values.reshape(len(t), -1), 1.0, -torch.ones(len(t)).long(), ())

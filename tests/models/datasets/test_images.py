@@ -230,7 +230,7 @@ def test_truncated_image_is_refused_before_training(animals, name):
     with pytest.raises(RequestError, match=name):
         data.train.check()
     (animals / name).write_bytes(b"")
-    with pytest.raises(RequestError, match=name):
+    with pytest.raises(RequestError):
         Classification(data, vanilla, 0)
 
 

@@ -103,14 +103,10 @@ def test_inception_returns_only_logits_in_training():
         assert network(torch.rand(2, 3, 75, 75)).shape == (2, 5)
 
 
-def test_images_without_three_channels_are_refused():
+@pytest.mark.parametrize("shape", [(1, 32, 32), (2,)])
+def test_data_without_three_channels_raise(shape):
     with pytest.raises(RequestError):
-        build_model("torchvision/resnet18", data_of((1, 32, 32)), seed=0)
-
-
-def test_vector_data_raise():
-    with pytest.raises(RequestError):
-        build_model("torchvision/resnet18", data_of((2,)), seed=0)
+        build_model("torchvision/resnet18", data_of(shape), seed=0)
 
 
 @pytest.mark.parametrize("name", ["mnasnet0_5", "squeezenet1_1"])

@@ -130,9 +130,10 @@ def test_an_interrupted_training_is_not_overwritten(tmp_path):
         run_training(QUICK, file)
 
 
-def test_resuming_with_another_request_is_refused(finished):
+@pytest.mark.parametrize("resume", [False, True])
+def test_another_request_does_not_overwrite_checkpoint(finished, resume):
     with pytest.raises(RequestError):
-        run_training(replace(QUICK, seed=4), finished[0], resume=True)
+        run_training(replace(QUICK, seed=4), finished[0], resume=resume)
 
 
 def test_training_starts_from_a_checkpoint(finished, tmp_path, monkeypatch):
@@ -187,11 +188,6 @@ def test_label_noise_overrides_the_recipe():
         == 0.2
     )
     assert load_recipe(TrainingRequest("vgg8", "digits", "noisy-labels")).label_noise == 0.4
-
-
-def test_a_checkpoint_is_not_overwritten(finished):
-    with pytest.raises(RequestError):
-        run_training(replace(QUICK, seed=4), finished[0])
 
 
 def test_a_foreign_file_is_not_overwritten_on_resuming(tmp_path):

@@ -6,23 +6,20 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from hostile import write_plugin
+from hostile import install_plugin, request
 from workers import fork_workers
 
 import nlbench
 from nlbench.execution import supervisor
 from nlbench.execution.supervisor import Phase, Supervisor, WorkerCrash, _late_cells
-from nlbench.request import ExecutionOptions, Request
+from nlbench.request import ExecutionOptions
 from nlbench.runner import run
 
 
 @pytest.fixture
 def plugin(tmp_path, monkeypatch):
-    folder = tmp_path / "plugin"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(str(write_plugin(folder)))
     monkeypatch.setenv("NLBENCH_TEST_MARK", str(tmp_path / "mark"))
-    return folder
+    return install_plugin(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -48,11 +45,6 @@ def fast_while_hanging(plugin, monkeypatch):
         return time.monotonic() + ahead
 
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=monotonic))
-
-
-def request(measures, models="mini", **changes):
-    defaults = {"samples": 16, "weights": "init", "data": ("digits",)}
-    return Request(tuple(measures.split(",")), tuple(models.split(",")), **(defaults | changes))
 
 
 def statuses(result):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from distributions import write_distribution
-from hostile import write_plugin
+from hostile import install_plugin, request
 
 import nlbench
 from nlbench import runner
@@ -19,7 +19,6 @@ from nlbench.execution.work_units import Unit
 from nlbench.plan import make_plan
 from nlbench.progress import ProgressMonitor
 from nlbench.reports.manifest import manifest_lines
-from nlbench.request import Request
 from nlbench.runner import run
 from nlbench.serialization.fields import from_plain, to_plain
 from nlbench.store.run_folder import RunFolder
@@ -39,17 +38,9 @@ def printed():
 
 @pytest.fixture
 def plugin(tmp_path, monkeypatch):
-    folder = tmp_path / "plugin"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(str(write_plugin(folder)))
     # Of another test's folder.
     monkeypatch.delitem(sys.modules, "nlbench_printed", raising=False)
-    return folder
-
-
-def request(measures="plain", models="mini", **changes):
-    defaults = {"samples": 16, "weights": "init", "data": ("digits",)}
-    return Request(tuple(measures.split(",")), tuple(models.split(",")), **(defaults | changes))
+    return install_plugin(tmp_path, monkeypatch)
 
 
 def cell_key(**changes):

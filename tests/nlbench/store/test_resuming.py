@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from hostile import write_plugin
+from hostile import install_plugin, request
 from workers import fork_workers
 
 import nlbench
 from nlbench.errors import RequestError
 from nlbench.execution import unit_runner
-from nlbench.request import ExecutionOptions, Request
+from nlbench.request import ExecutionOptions
 from nlbench.runner import preview, run
 from nlbench.store.run import merge_runs
 from nlbench.store.run_folder import RunFolder
@@ -17,16 +17,8 @@ from nlbench.store.run_folder import RunFolder
 
 @pytest.fixture
 def plugin(tmp_path, monkeypatch):
-    folder = tmp_path / "plugin"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(str(write_plugin(folder)))
     fork_workers(monkeypatch)
-    return folder
-
-
-def request(measures="plain", models="mini", **changes):
-    defaults = {"samples": 16, "weights": "init", "data": ("digits",)}
-    return Request(tuple(measures.split(",")), tuple(models.split(",")), **(defaults | changes))
+    return install_plugin(tmp_path, monkeypatch)
 
 
 def cells(result):

@@ -260,9 +260,9 @@ def test_model_is_left_as_it_was(network):
 
 def test_error_in_pass_leaves_model_as_it_was(network):
     def fail(call, x, compute):
-        raise ValueError("stopped")
+        raise KeyError
 
-    with pytest.raises(ValueError, match="stopped"):
+    with pytest.raises(KeyError):
         CallInterception(network).run(INPUTS, fail)
     assert not any("forward" in vars(module) for module in network.modules())
 
