@@ -117,7 +117,8 @@ class LengthDistortion(PathMeasure):
         if path.length == 0:
             return Value.missing(place, "undefined", "the path has length 0", path.segments)
         statistics = {"value": path.image / path.length, "image": path.image, "length": path.length}
-        if path.coarse != path.image:
+        # Fewer nodes give a longer image only by rounding.
+        if path.coarse < path.image:
             statistics["numerical_error"] = (path.image - path.coarse) / path.length
         sites = {name: length / path.length for name, length in path.sites.items()}
         return Value(place, statistics, path.segments, parts={"site": sites})

@@ -172,7 +172,7 @@ def nearest(name: object, names: Iterable[str], prefix: str = "") -> str:
     valid = sorted(names)
     # The time of a comparison is proportional to the product of both lengths.
     by_lower_case = {each.lower(): each for each in valid}
-    close = difflib.get_close_matches(str(name)[:200].lower(), by_lower_case, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name)[:200].lower(), by_lower_case, n=1)
     if close:
         return f"; did you mean '{prefix}{by_lower_case[close[0]]}'?"
     if valid:

@@ -287,6 +287,11 @@ def load_recorded(run: Run, facts: SubjectFacts, device: str) -> Subject:
     from nlbench.introspection.precision import resolve_device
     from nlbench.subjects.load import load_subject
 
+    if facts.data == "given":
+        raise RequestError(
+            f"{facts.model} was passed to nlbench.evaluate, which keeps no networks to load again; "
+            "measure it with nlbench run"
+        )
     spec = SubjectSpec(
         facts.model,
         facts.weights,

@@ -67,7 +67,7 @@ class Noise(ClosedPaths):
             [
                 *path_remarks(runs["paths"]),
                 "ResNet18 is compared only at 40% wrong labels, in the study paired: all levels "
-                "would require 12 more networks, over ten minutes on two cores.",
+                "would require 24 more networks, over twenty minutes on two cores.",
             ],
         )
 

@@ -89,11 +89,7 @@ class Paired(ColumnPaths):
                 ),
                 "Differences per path, networks with one seed (figure 9)": _differences(vgg8),
             },
-            [
-                *remarks,
-                "All networks share the same paths. One untrained network (seed 0) is compared "
-                "with all trained ones.",
-            ],
+            [*remarks, "All networks share the same paths."],
         )
 
 
@@ -215,8 +211,7 @@ def _differences(values: Mapping[str, pd.DataFrame]) -> Figure:
         known = [pair for pair in pairs if set(pair) <= set(table.setting)]
         for index, (higher, lower) in enumerate(known):
             first, second = (table[table.setting == name] for name in (higher, lower))
-            keys = ["place"] if lower == "initialised" else ["place", "seed"]
-            both = first.merge(second, on=keys, suffixes=("", "_lower"))
+            both = first.merge(second, on=["place", "seed"], suffixes=("", "_lower"))
             difference = both.value - both.value_lower
             axes.ecdf(difference, color=COLOURS[index], label=f"{higher} - {lower}")
         axes.axvline(0, color="#777777", linewidth=0.8)

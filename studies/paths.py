@@ -38,8 +38,8 @@ class Paths(Study):
 
     question = "Does it matter which paths networks are compared on?"
     source = SOURCE
-    needs = "trains 6 networks, shared with other studies"
-    minutes = 3.5
+    needs = "trains 12 networks, shared with other studies"
+    minutes = 7.0
     quick_minutes = 0.2
     takes = ("data", "seeds")
 

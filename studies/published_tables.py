@@ -48,7 +48,7 @@ class PublishedTables(ColumnPaths):
     """Verdicts on tables 1 and 2 by the deviation as defined and by the published code."""
 
     question = "Does the integral in the published code change what tables 1 and 2 show?"
-    minutes = 22.0
+    minutes = 44.0
     quick_minutes = 0.3
 
     def measure(self, context: Context) -> Runs:

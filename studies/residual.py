@@ -46,14 +46,14 @@ class Residual(Study):
 
     question = "Do residual connections split a network's activations into two kinds?"
     source = AFFINITY
-    needs = "digits; trains 6 networks"
-    minutes = 2.5
+    needs = "digits; trains 12 networks"
+    minutes = 5.0
     quick_minutes = 0.2
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Runs:
         """Measure the affinity of ResNet20 and plain20, untrained and trained on digits."""
-        seeds = dict.fromkeys(NAMES, context.seeds_or(3))
+        seeds = dict.fromkeys(NAMES, context.seeds_or(6))
         return {"run": measure_networks(context, seeds, drawn=seeds)}
 
     def analyse(self, runs: Runs) -> Findings:

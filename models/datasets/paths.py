@@ -137,9 +137,21 @@ def _table(path: Path, name: str, label: str) -> Dataset:
             )
         labels, classes = _class_indices(column)
     rows = torch.from_numpy(_numbers(frame, name))
-    text = f"{frame.shape[1]} columns of {name} as they are"
+    text = f"{frame.shape[1]} columns of {name} as they are{_describe_scale(frame)}"
     text += f"; labels: {label}" if label else ""
     return make_dataset(name, InMemoryItems(rows, labels), classes, text)
+
+
+def _describe_scale(frame: pd.DataFrame) -> str:
+    """Describe column names that are numbers other than those of the columns."""
+    import pandas as pd
+
+    names = list(map(str, frame.columns))
+    if names == list(map(str, range(len(names)))) or not names:
+        return ""
+    if pd.to_numeric(pd.Series(names), errors="coerce").isna().any():
+        return ""
+    return f", named {names[0]} to {names[-1]} by the first line"
 
 
 def _class_indices(column: pd.Series[Any]) -> tuple[np.ndarray[Any, Any], int]:
@@ -172,6 +184,8 @@ def _read_table(path: Path, name: str) -> pd.DataFrame:
             # Rows that are longer than the header would lose their last cells.
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(path, sep=separator, header=header, index_col=False)
+            if header is None and _starts_with_scale(frame):
+                frame = pd.read_csv(path, sep=separator, header=0, index_col=False)
         frame.columns = frame.columns.map(str)
         return _drop_index(frame)
     except ImportError as error:
@@ -197,6 +211,28 @@ def _is_header(cells: pd.Series[Any]) -> bool:
     return is_numbered or bool(pd.to_numeric(names.fillna("0"), errors="coerce").isna().any())
 
 
+def _starts_with_scale(frame: pd.DataFrame) -> bool:
+    """Return True if the first of several rows has equal steps and most others don't.
+
+    It then names the columns, as wavelengths do. Three numbers, which may have equal steps by
+    chance, must also be integers above fractions.
+    """
+    import numpy as np
+    import pandas as pd
+
+    numbers = frame.head(1000).apply(pd.to_numeric, errors="coerce").to_numpy(dtype=float)
+    with np.errstate(invalid="ignore"):
+        if np.isnan(numbers[0, 0]) and (numbers[1:, 0] % 1 == 0).all():
+            numbers = numbers[:, 1:]  # The index has no name.
+        if len(numbers) < 2 or numbers.shape[1] < 3:
+            return False
+        steps = np.diff(numbers, axis=1)
+        is_even = (steps[:, 0] != 0) & np.isclose(steps, steps[:, :1], atol=0).all(1)
+        is_integral = (numbers % 1 == 0).all(1)
+    is_scale = numbers.shape[1] > 3 or (is_integral[0] and not is_integral[1:].any())
+    return bool(is_scale and is_even[0] and is_even[1:].mean() < 0.5)
+
+
 def _drop_index(frame: pd.DataFrame) -> pd.DataFrame:
     """Remove the index that pandas writes: a first column without a name, of distinct integers."""
     first = frame.columns[0]
@@ -208,15 +244,18 @@ def _drop_index(frame: pd.DataFrame) -> pd.DataFrame:
 def _numbers(frame: pd.DataFrame, name: str) -> np.ndarray[Any, Any]:
     """Return the columns as float32, and raise if one isn't numeric or finite."""
     import numpy as np
+    import pandas as pd
 
     if not frame.shape[1]:
         raise RequestError(f"{name} has no columns of numbers")
     for column, values in frame.items():
         if values.dtype.kind not in "iufb":
+            is_text = pd.to_numeric(values.astype(str), errors="coerce").isna() & values.notna()
+            row = int(is_text.to_numpy().argmax())
             raise RequestError(
-                f"{name}: the column '{shorten(column)}' has text such as "
-                f"'{shorten(values.iloc[0])}', expected numbers; if it holds the labels, use --set "
-                f"'table.label={column}'"
+                f"{name}: row {row + 1} of the column '{shorten(column)}' is "
+                f"'{shorten(values.iloc[row])}', expected a number; if the column holds the "
+                f"labels, use --set 'table.label={column}'"
             )
     numbers = frame.to_numpy(dtype=np.float32, copy=True)
     if not np.isfinite(numbers).all():
@@ -303,10 +342,13 @@ def _as_inputs(array: Any, name: str) -> tuple[Any, str]:
         array = torch.from_numpy(native_array(array))
     tensor = dense(name, array)
     is_bytes = tensor.dtype == torch.uint8
-    if tensor.dtype in (torch.float16, torch.bfloat16, torch.bool):
+    if tensor.dtype == torch.bool or tensor.is_floating_point():
+        # Check after the conversion, which may overflow.
         tensor = tensor.float()
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-        raise RequestError(f"{name} contains NaN or infinities, expected finite inputs")
+        if not bool(torch.isfinite(tensor).all()):
+            raise RequestError(
+                f"{name} contains NaN, infinities or numbers beyond float32, expected finite inputs"
+            )
     if not is_bytes:
         return tensor, ""
     change = ", divided by 255"

@@ -180,14 +180,17 @@ def remove(
 
     check_criterion(by)
     try:
-        parse_places(of)
+        places = parse_places(of)
     except RequestError as error:
         raise RequestError(str(error).replace("sites.of", "--of", 1)) from None
     for option, value, known in (("share", share, CALL_WEIGHTS), ("map", map_name, SPAN_MAPS)):
         if value not in known:
             raise RequestError(f"--{option}: '{value}', expected {', '.join(known)}")
     _output_folder(out, model)
-    is_span = span is not None or of.startswith("spans:")
+    spans_named = [place for place in places if place.startswith("spans:")]
+    if spans_named and len(spans_named) < len(places):
+        raise RequestError(f"--of: '{of}', expected {spans_named[0]} alone")
+    is_span = span is not None or bool(spans_named)
     if is_span:
         changed = {"--keep": keep != 0.5, "--share": share != "calls", "--no-curve": not curve}
         _refuse_changed({**changed, "--keep-relus": keep_relus is not None}, "spans")
@@ -321,6 +324,8 @@ def _write_calls(
         "export": exported,
     }
     _show(rows, [reports.removal_table(rows)], lines, as_json)
+    if result.nested:
+        note(f"{result.nested} modules inside other selected modules left out")
 
 
 def _write_csv(file: Path, rows: list[dict[str, Any]]) -> None:

@@ -223,6 +223,31 @@ def weights_of_calls(
     }
 
 
+def outermost_calls(
+    model: nn.Module, calls: Sequence[ReplaceableCall], example: Tensor
+) -> list[ReplaceableCall]:
+    """Return the calls that no other of the calls makes, directly or indirectly."""
+    selected = {call.call for call in calls}
+    nested: set[CallId] = set()
+    is_inside = False
+
+    def visit(identity: CallId, x: Tensor, compute: Callable[[], Any]) -> Any:
+        nonlocal is_inside
+        if identity not in selected:
+            return compute()
+        if is_inside:
+            nested.add(identity)
+            return compute()
+        is_inside = True
+        output = compute()
+        is_inside = False
+        return output
+
+    with evaluation_mode(model), without_fast_path():
+        CallInterception(model).run(example.clone(), visit)
+    return [call for call in calls if call.call not in nested]
+
+
 class Removal:
     """A network whose calls are removed one at a time.
 
@@ -382,6 +407,8 @@ class RemovalResult:
         For the header of the network's checkpoint.
     positions : int
         Number of values per sample that all calls of the original network compute.
+    nested : int
+        Number of calls that were left out because they are inside others.
     """
 
     order: Sequence[str]
@@ -390,6 +417,7 @@ class RemovalResult:
     network: nn.Module
     metadata: Mapping[str, str]
     positions: int
+    nested: int
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per step."""
@@ -421,7 +449,8 @@ def run_removal(
 ) -> RemovalResult:
     """Remove calls from a subject's network, one at a time.
 
-    The calls are those of `find_calls`, in the order of `removal_order`.
+    The calls are those of `find_calls` that are not inside another one, in the order of
+    `removal_order`.
 
     Parameters
     ----------
@@ -441,9 +470,10 @@ def run_removal(
     model = train.model
     fitting, inputs, labels = removal_samples(train, test)
     example = fitting[:2]
-    calls = find_calls(model, example, of=of)
-    if not calls:
+    found = find_calls(model, example, of=of)
+    if not found:
         raise RequestError("the network calls no known activation function")
+    calls = outermost_calls(model, found, example)
     order = removal_order(
         criterion,
         model,
@@ -469,4 +499,5 @@ def run_removal(
     if removed:
         metadata |= transform_metadata(list(maps), of)
     network = network_with_maps(model, maps, example, of)
-    return RemovalResult(order, steps, removed, network, metadata, int(positions))
+    nested = len(found) - len(calls)
+    return RemovalResult(order, steps, removed, network, metadata, int(positions), nested)

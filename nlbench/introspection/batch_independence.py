@@ -64,14 +64,14 @@ def describe_dependence(
 
     first = len(samples) if limit is None else min(limit, len(samples))
     (together, again), size = halve_on_oom(attempt, first, samples.device)
-    if together.shape != again.shape or not _close(again, together, PAIR_TOLERANCE_EPS):
+    if together.shape != again.shape or not equal_rows(again, together, PAIR_TOLERANCE_EPS):
         return CHANGES
     if limit is not None and size < 2:
         return ""
     for index in range(0, len(samples), -(-len(samples) // compared)):
         twins = rows(samples[[index, index]])
         expected = together[index : index + 1].expand_as(twins)
-        if not _close(twins, expected, GROUP_TOLERANCE_EPS):
+        if not equal_rows(twins, expected, GROUP_TOLERANCE_EPS):
             return DEPENDS_ON_BATCH
     return ""
 
@@ -99,7 +99,7 @@ def describe_outputs(
     if dependence := check_memory(rows, samples):
         return dependence
     again = rows(samples.clone())
-    if together.shape != again.shape or not _close(again, together, PAIR_TOLERANCE_EPS):
+    if together.shape != again.shape or not equal_rows(again, together, PAIR_TOLERANCE_EPS):
         return CHANGES
     return describe_dependence(lambda samples: rows(samples.clone()), samples, compared=2)
 
@@ -123,10 +123,10 @@ def _agree_in_small_batches(
         columns = {result.shape[1:] for result in (together, first, swapped, *alone)}
         return (
             len(columns) == 1
-            and _close(swapped, first.flip(0), PAIR_TOLERANCE_EPS)
-            and _close(first[:1], together[:1], GROUP_TOLERANCE_EPS)
-            and _close(alone[0], together[:1], GROUP_TOLERANCE_EPS)
-            and _close(alone[1], together[-1:], GROUP_TOLERANCE_EPS)
+            and equal_rows(swapped, first.flip(0), PAIR_TOLERANCE_EPS)
+            and equal_rows(first[:1], together[:1], GROUP_TOLERANCE_EPS)
+            and equal_rows(alone[0], together[:1], GROUP_TOLERANCE_EPS)
+            and equal_rows(alone[1], together[-1:], GROUP_TOLERANCE_EPS)
         )
     except Exception:  # A network may accept no single samples.
         return False
@@ -170,8 +170,8 @@ def depends_on_order(
     except BaseException as error:
         raise_interruption(error)
         return False
-    is_repeatable = _close(again, first, PAIR_TOLERANCE_EPS)
-    return is_repeatable and not _close(reversed_rows, first, GROUP_TOLERANCE_EPS)
+    is_repeatable = equal_rows(again, first, PAIR_TOLERANCE_EPS)
+    return is_repeatable and not equal_rows(reversed_rows, first, GROUP_TOLERANCE_EPS)
 
 
 def spread(samples: Tensor) -> Tensor:
@@ -222,16 +222,16 @@ def check_memory(rows: Callable[[Tensor], Tensor], samples: Tensor) -> str:
     shifted = run(few.roll(1, 0))
     if not first.shape == shifted.shape == (size, *more.shape[1:]):
         return ""
-    follows = _close(shifted, first.roll(1, 0), GROUP_TOLERANCE_EPS)
-    if follows and _close(shifted[:1], more[:1], GROUP_TOLERANCE_EPS):
+    follows = equal_rows(shifted, first.roll(1, 0), GROUP_TOLERANCE_EPS)
+    if follows and equal_rows(shifted[:1], more[:1], GROUP_TOLERANCE_EPS):
         return ""
-    if not _close(run(few.roll(1, 0)), shifted, PAIR_TOLERANCE_EPS):
+    if not equal_rows(run(few.roll(1, 0)), shifted, PAIR_TOLERANCE_EPS):
         return CHANGES
     run(few[[0] * size])
     copies = run(sample[[0] * size])
     most = rows(sample[[0] * (size + 3)])
-    is_known = _close(more[:1], most[:1], GROUP_TOLERANCE_EPS)
-    is_stale = is_known and not _close(copies[:1], more[:1], GROUP_TOLERANCE_EPS)
+    is_known = equal_rows(more[:1], most[:1], GROUP_TOLERANCE_EPS)
+    is_stale = is_known and not equal_rows(copies[:1], more[:1], GROUP_TOLERANCE_EPS)
     if is_stale or (torch.equal(first, shifted) and not follows):
         raise RemembersOutputs
     # It follows its sample, but is another one among copies of it.
@@ -296,7 +296,7 @@ def row_order(rows: Tensor, first_changed: Tensor, second_changed: Tensor) -> st
         moved = []
         for changed in (first_changed, second_changed):
             pairs = zip(changed, rows, strict=True)
-            moved.append([not _close(new, old, tolerance_eps) for new, old in pairs])
+            moved.append([not equal_rows(new, old, tolerance_eps) for new, old in pairs])
         if not any(map(any, moved)):
             return "contiguous"
         half = len(rows) // 2
@@ -406,12 +406,13 @@ def _same_rows(pair: Tensor, group: Tensor, position: int, size: int, tolerance_
     contiguous = slice(position * rows_per_sample, (position + 1) * rows_per_sample)
     interleaved = slice(position, None, 2), slice(position, None, size)
     return any(
-        _close(pair[in_pair], group[in_group], tolerance_eps)
+        equal_rows(pair[in_pair], group[in_group], tolerance_eps)
         for in_pair, in_group in ((contiguous, contiguous), interleaved)
     )
 
 
-def _close(values: Tensor, expected: Tensor, tolerance_eps: int) -> bool:
+def equal_rows(values: Tensor, expected: Tensor, tolerance_eps: int) -> bool:
+    """Return True for equal rows, but for a multiple of the rounding of their largest entries."""
     if values.device.type == "mps":  # MPS has no double precision.
         values = values.cpu()
         expected = expected.cpu()

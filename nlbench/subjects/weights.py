@@ -34,6 +34,9 @@ COMPILED_PREFIX = "_orig_mod."
 PARALLEL_PREFIX = "module."
 """Prefix of parameter names in a `torch.nn.DataParallel`."""
 
+EXTRA_STATE = "_extra_state"
+"""Last part of the name of what a module's ``get_extra_state`` returns."""
+
 AVERAGE_COUNTER = "n_averaged"
 """Counter in the state of a `torch.optim.swa_utils.AveragedModel`."""
 
@@ -90,8 +93,9 @@ def load_weights(
     ignored), ``_orig_mod.`` (`torch.compile`) or the name of the attribute in which a trainer's
     module stores the network. Other entries in a Lightning checkpoint, such as the weights of a
     loss, are ignored. Values are converted to the model's precision. If a batch norm's
-    ``num_batches_tracked`` is missing, as in old checkpoints, the model keeps its own. `rename`
-    maps a name in the file to one in the model, or to None to skip the tensor.
+    ``num_batches_tracked`` is missing, as in old checkpoints, the model keeps its own, and so with
+    the extra state of modules, which may be any plain data. `rename` maps a name in the file to one
+    in the model, or to None to skip the tensor.
 
     Examples
     --------
@@ -109,8 +113,8 @@ def load_weights(
     tensors = _choose_network(content, model_state, rename or (lambda name: name), path, key)
     with torch.no_grad():
         converted = {
-            name: _convert(tensor, model_state[name], name, path)
-            for name, tensor in tensors.items()
+            name: value if _is_extra_state(name) else _convert(value, model_state[name], name, path)
+            for name, value in tensors.items()
         }
         # The model's own dict has metadata that some modules require for loading.
         model_state.update(converted)
@@ -128,6 +132,9 @@ def save_weights(
     """
     from safetensors.torch import save
 
+    for name, value in model.state_dict().items():
+        if _is_extra_state(name) and not hasattr(value, "detach"):
+            raise RequestError(f"{path}: safetensors can't hold '{name}', {type(value).__name__}")
     # Clone, since safetensors rejects tensors that share memory, such as tied weights.
     state = {k: v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
     write_atomically(Path(path), _sort_header(save(state, metadata=dict(metadata))))
@@ -221,7 +228,8 @@ def _choose_network(
             f"{path} is not a state dict: expected names with tensors, "
             f"found {name!r} with a {type(value).__name__}"
         )
-    required = {name for name in model_state if name.rpartition(".")[2] != BATCH_COUNTER}
+    optional = (BATCH_COUNTER, EXTRA_STATE)
+    required = {name for name in model_state if name.rpartition(".")[2] not in optional}
     fitting = _find_fitting(networks, model_state, required, rename)
     with_parts = [network._replace(is_lightning=True) for network in networks]
     parts = fitting or _find_fitting(with_parts, model_state, required, rename)
@@ -259,7 +267,11 @@ def _find_fitting(
                 has_prefix = prefix and network.is_lightning
                 fitting.setdefault(f"{prefix}*" if has_prefix else network.key, tensors)
     # A smaller network may have the same names.
-    same = {k: t for k, t in fitting.items() if all(t[n].shape == model_state[n].shape for n in t)}
+    same = {
+        key: tensors
+        for key, tensors in fitting.items()
+        if all(_is_extra_state(n) or t.shape == model_state[n].shape for n, t in tensors.items())
+    }
     return same or dict(list(fitting.items())[:1])
 
 
@@ -281,8 +293,13 @@ def _not_tensors(content: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
     import torch
 
     for name, value in content.items():
-        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+        is_entry = isinstance(value, torch.Tensor) or _is_extra_state(str(name))
+        if not isinstance(name, str) or not is_entry:
             yield name, value
+
+
+def _is_extra_state(name: str) -> bool:
+    return name.rpartition(".")[2] == EXTRA_STATE
 
 
 def _entry(networks: Sequence[_NestedState], key: str, path: Path) -> _NestedState:

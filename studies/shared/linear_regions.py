@@ -24,6 +24,8 @@ from nlbench.store.run import Run
 from nlbench.studies.framework import Context, Runs, Study
 from nlbench.studies.framework.figures import page_figure
 from nlbench.subjects.facts import SubjectFacts
+from nlbench.subjects.load import build_model, load_dataset
+from nlbench.subjects.weights import save_weights
 
 SOURCE = Source(
     citation="M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman. Are All "
@@ -33,6 +35,10 @@ MODEL = "vgg8"
 DATA = "digits"
 RESNET = "resnet18-w4"
 RESNET_NOISE = 0.4
+SEEDS = 6
+"""Networks for each setting; fewer can't decide what holds for most of them."""
+UNTRAINED = "none"
+"""Recipe in the header of an untrained network's checkpoint."""
 NETWORKS = {"paths": "VGG8", "resnet18": "ResNet18"}
 """Networks of the published tables, keyed by part."""
 MEASURES = ("absdev", "density")
@@ -57,8 +63,8 @@ class ClosedPaths(Study):
     """
 
     source = SOURCE
-    needs = "trains 21 networks, shared with five other studies"
-    minutes = 10.0
+    needs = "trains 42 networks, shared with five other studies"
+    minutes = 20.0
     quick_minutes = 0.2
     takes = ("data", "seeds")
 
@@ -70,15 +76,17 @@ class ClosedPaths(Study):
 class ColumnPaths(ClosedPaths):
     """Base class for studies of both columns of the published tables, VGG8 and ResNet18."""
 
-    needs = "trains 30 networks, of which 21 are shared with five other studies"
-    minutes = 19.0
+    needs = "trains 60 networks, of which 42 are shared with five other studies"
+    minutes = 38.0
     quick_minutes = 0.2
 
     def measure(self, context: Context) -> Runs:
         """Measure VGG8s and, in full studies on digits, ResNet18s along closed paths."""
         runs = dict(super().measure(context))
         if not context.quick and (context.data or DATA) == DATA:
-            networks = [file for seed in context.seeds_or(3) for file in _resnets(context, seed)]
+            networks = [
+                file for seed in context.seeds_or(SEEDS) for file in _resnets(context, seed)
+            ]
             runs["resnet18"] = measure_paths(context, "resnet18", networks, RESNET)
         return runs
 
@@ -117,7 +125,7 @@ def trained_networks(
     changes: dict[str, Any] = {"epochs": 2} if context.quick else {}
     prefix = "quick-" if context.quick else ""
     checkpoints: list[Path] = []
-    for seed in context.seeds_or(3):
+    for seed in context.seeds_or(SEEDS):
         trainings: list[tuple[str, str, float | None]] = [
             (plain, "quick" if context.quick else "", None)
         ]
@@ -149,17 +157,19 @@ def measure_paths(
     networks: Sequence[Path] | None = None,
     model: str = MODEL,
 ) -> Run:
-    """Measure trained networks and an untrained one along the same paths.
+    """Measure trained networks, and an untrained one for each seed, along the same paths.
 
     By default, the networks of all settings are measured. Paths are closed unless the part is
     ``open`` or ``random``.
     """
-    checkpoints = trained_networks(context) if networks is None else networks
+    data = context.data or DATA
+    trained = trained_networks(context) if networks is None else networks
+    checkpoints = [*_untrained_networks(context, model, data), *trained]
     request = Request(
         MEASURES,
         (model,),
-        (context.data or DATA,),
-        ("init", *map(str, checkpoints)),
+        (data,),
+        tuple(map(str, checkpoints)),
         split="train",
         settings={
             **LINES,
@@ -168,6 +178,18 @@ def measure_paths(
         },
     )
     return context.run(request, part)
+
+
+def _untrained_networks(context: Context, model: str, data: str) -> Iterator[Path]:
+    """Write the networks of each seed as they are before training, and yield their checkpoints."""
+    folder = context.folder / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    dataset = load_dataset(data)
+    for seed in context.seeds_or(SEEDS):
+        file = folder / f"{model}-{data.replace('/', '-')}-untrained-seed{seed}.safetensors"
+        network = build_model(model, dataset, seed)
+        save_weights(file, network, {"recipe": UNTRAINED, "seed": str(seed)})
+        yield file
 
 
 def path_values(run: Run, measure: str) -> pd.DataFrame:
@@ -198,12 +220,12 @@ def network_values(run: Run, measure: str) -> pd.Series:
 
 def _setting(subject: SubjectFacts) -> tuple[str, int]:
     header = subject.weights_metadata or {}
-    if not header:
-        return "initialised", subject.seed
-    level = float(header.get("label_noise", 0))
-    if level:
-        return f"noise {level:g}", int(header["seed"])
-    return ("augmented" if "augmented" in header["recipe"] else "clean"), int(header["seed"])
+    seed = int(header["seed"])
+    if level := float(header.get("label_noise", 0)):
+        return f"noise {level:g}", seed
+    if header["recipe"] == UNTRAINED:
+        return "initialised", seed
+    return ("augmented" if "augmented" in header["recipe"] else "clean"), seed
 
 
 def sorted_settings(names: Iterable[str]) -> list[str]:
@@ -290,7 +312,7 @@ def compare_paths(
     """Compute the fractions of paths on which values for one setting exceed those for another.
 
     Compares networks with the same seed or, if `same_seed` is False, with different seeds. The
-    single untrained network counts as having the same seed. The values come from `path_values`.
+    values come from `path_values`.
     """
     first, second = (
         values[values.setting == name].pivot_table(index="place", columns="seed", values="value")
@@ -301,7 +323,7 @@ def compare_paths(
     above = (differences > 0).sum(0) + (differences == 0).sum(0) / 2
     shares = above / np.isfinite(differences).sum(0)
     one_seed = np.equal.outer(first.columns.to_numpy(), second.columns.to_numpy())
-    compared = (one_seed | (lower == "initialised")) == same_seed
+    compared = one_seed == same_seed
     # A network that is compared with many others counts as one observation.
     networks = min(int(compared.any(axis).sum()) for axis in (0, 1))
     return PathComparison(shares[compared], networks)

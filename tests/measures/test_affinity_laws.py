@@ -25,7 +25,7 @@ def test_tent_map_scores_near_one():
 
 def test_independent_copy_scores_near_one():
     x, y = samples(1), samples(1, seed=1)
-    assert affinity_score(x, y).item() == pytest.approx(0.98, abs=0.02)
+    assert affinity_score(x, y).item() == pytest.approx(0.97, abs=0.015)
     assert r2_score(x, y).item() < 0.01
 
 
@@ -33,7 +33,7 @@ def test_rotation_scores_below_tent_map():
     x = samples(16)
     rotation = torch.linalg.qr(samples(16, seed=1)[:16]).Q
     # Both are isotropic, so that the best affine transport is close to the identity.
-    assert affinity_score(x, x @ rotation).item() == pytest.approx(0.43, abs=0.03)
+    assert affinity_score(x, x @ rotation).item() == pytest.approx(0.46, abs=0.015)
     assert r2_score(x, x @ rotation).item() == pytest.approx(1)
 
 

@@ -104,3 +104,24 @@ def test_estimates_are_below_traces():
     ends = torch.randn(2, 3, dtype=torch.float64)
     exact = image_length(trace_segment(model, *ends))
     assert exact * 0.99 < image_length(estimate_segment(model, *ends)) <= exact * (1 + 1e-12)
+
+
+class Rounded(nn.Module):
+    """Rounds its units to quarters, with the gradient of the identity."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 6)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        z = self.layer(x)
+        return self.head(z + ((4 * z).round() / 4 - z).detach())
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_error_is_not_negative_by_rounding(seed):
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed))
+    for value in result_of(Rounded(), x).values:
+        assert value.statistics.get("numerical_error", 1.0) > 0

@@ -1,6 +1,8 @@
 """Every form of a padding mask that reaches a block selects the same positions."""
 
 import math
+from collections import namedtuple
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,7 +91,7 @@ def test_masks_of_pairs_select_the_tokens(kind, form, side, heads):
     selector = PositionSelector(RowPolicy())
     selector.begin(0, 3)
     mask = mask[:, None].expand(-1, heads, -1, -1) if heads else mask
-    padding = selector._padding({"attention_mask": 1}, (None, mask), {})
+    _, padding = selector._padding({"attention_mask": 1}, (None, mask), {})
     assert torch.equal(padding.tokens, tokens)
 
 
@@ -98,9 +100,9 @@ def test_masks_of_pairs_without_padding_leave_nothing_out(kind):
     selector = PositionSelector(RowPolicy())
     selector.begin(0, 3)
     mask = pairs(torch.ones(3, 5).bool(), kind)[:, None]
-    assert selector._padding({"attention_mask": 1}, (None, mask), {}) is None
+    assert selector._padding({"attention_mask": 1}, (None, mask), {})[1] is None
     biases = torch.where(mask, -torch.rand(3, 1, 5, 5), -1e4)
-    assert selector._padding({"attention_mask": 1}, (None, biases), {}) is None
+    assert selector._padding({"attention_mask": 1}, (None, biases), {})[1] is None
 
 
 def test_biases_of_heads_do_not_hide_padding():
@@ -110,14 +112,14 @@ def test_biases_of_heads_do_not_hide_padding():
     mask = biases.masked_fill(~tokens[:, None, None], -math.inf)
     selector = PositionSelector(RowPolicy())
     selector.begin(0, 2)
-    padding = selector._padding({"attention_mask": 1}, (None, mask), {})
+    _, padding = selector._padding({"attention_mask": 1}, (None, mask), {})
     assert torch.equal(padding.tokens, tokens)
 
 
 def selected_tokens(mask, name="attention_mask"):
     selector = PositionSelector(RowPolicy())
     selector.begin(0, len(mask))
-    padding = selector._padding({name: None}, (), {name: mask})
+    _, padding = selector._padding({name: None}, (), {name: mask})
     return None if padding is None else padding.tokens
 
 
@@ -190,7 +192,9 @@ def test_a_mask_of_signs_gives_no_number():
 def test_a_mask_without_padding_leaves_nothing_out(value):
     selector = PositionSelector(RowPolicy())
     selector.begin(0, 3)
-    assert selector._padding({"attention_mask": 1}, (None, torch.full((3, 4), value)), {}) is None
+    assert (
+        selector._padding({"attention_mask": 1}, (None, torch.full((3, 4), value)), {})[1] is None
+    )
 
 
 class Reader(nn.Module):
@@ -632,7 +636,7 @@ def test_batches_without_tokens_are_not_unmasked():
         ("key_padding_mask", torch.ones(2, 3)),
         ("lengths", torch.zeros(2).long()),
     ):
-        padding = selector._padding({name: 1}, (x, value), {}, is_model=True)
+        _, padding = selector._padding({name: 1}, (x, value), {}, is_model=True)
         assert padding is not None, name
         assert not padding.tokens.any(), name
 
@@ -745,3 +749,127 @@ def test_padding_is_left_out_of_pairs():
 
     scores = [pooled_scores(Pairs(), ragged_batch(filler)) for filler in (0.0, 5.0)]
     assert scores[0] == pytest.approx(scores[1])
+
+
+class Token(Pooled):
+    """Takes its mask in an argument that holds more than it."""
+
+    def __init__(self, unpack):
+        super().__init__()
+        self.unpack = unpack
+
+    def forward(self, batch):
+        return self.pool(*self.unpack(batch))
+
+
+Pair = namedtuple("Pair", "x attention_mask")
+
+
+@pytest.mark.parametrize(
+    ("pack", "unpack"),
+    [
+        (lambda x, m: {"text": {"x": x, "attention_mask": m}}, lambda b: b["text"].values()),
+        (lambda x, m: [{"x": x}, {"attention_mask": m}], lambda b: (b[0]["x"], *b[1].values())),
+        (Pair, lambda b: b),
+        (lambda x, m: SimpleNamespace(x=x, attention_mask=m), lambda b: (b.x, b.attention_mask)),
+    ],
+)
+def test_masks_in_nested_arguments_are_found(pack, unpack):
+    scores = []
+    for filler in (0.0, 5.0):
+        x, mask = ragged_batch(filler)
+        result = nlbench.evaluate(Token(unpack), (pack(x, mask.long()),), ["norm"])["norm"]
+        scores.append(result.summary["value"])
+        assert "mask" not in result.reason
+    assert scores[0] == pytest.approx(scores[1])
+
+
+@pytest.mark.parametrize("name", ["lengths", "seq_len", "x_lengths", "valid_lens", "word_lens"])
+@pytest.mark.parametrize("form", [torch.as_tensor, list])
+def test_lengths_are_read_or_remarked(name, form):
+    counts = f"torch.as_tensor({name})[:, None]"
+    body = f"lambda self, x, {name}: self.pool(x, torch.arange(x.shape[1]) < {counts})"
+    counted = type("Counted", (Pooled,), {"forward": eval(body)})()
+    scores = []
+    for filler in (0.0, 5.0):
+        x, mask = ragged_batch(filler)
+        inputs = {"x": x, name: form(mask.sum(1).tolist())}
+        result = nlbench.evaluate(counted, inputs, ["norm"])["norm"]
+        scores.append(result.summary["value"])
+        assert (f"'{name}' may be the lengths" in result.reason) == (name == "word_lens")
+    assert (scores[0] == pytest.approx(scores[1])) == (name != "word_lens")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda mask: mask[..., None],
+        lambda mask: mask[:, None, None],
+        lambda mask: torch.where(mask, 0.0, -1e9),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_possible_masks_of_any_form_are_remarked(form, is_first):
+    class Formed(Pooled):
+        def forward(self, *arguments):
+            x, valid = arguments[::-1] if is_first else arguments
+            valid = valid == 0 if valid.is_floating_point() else valid
+            return self.pool(x, valid.reshape(len(x), -1))
+
+    x, mask = ragged_batch(0.0)
+    arguments = (form(mask), x) if is_first else (x, form(mask))
+    reason = nlbench.evaluate(Formed(), arguments, ["norm"])["norm"].reason
+    assert "may be a padding mask" in reason
+
+
+def test_masks_that_only_reach_a_part_are_remarked():
+    class Attention(Pooled):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x):
+            mask = (x != 0).any(-1)
+            return self.pool(self.attention(x, x, x, key_padding_mask=~mask)[0], mask)
+
+    x, _ = ragged_batch(0.0)
+    reason = nlbench.evaluate(Attention(), x, ["norm"])["norm"].reason
+    assert "'key_padding_mask' is only applied in the modules" in reason
+
+
+class Shared(nn.Module):
+    """One encoder of two sequences, each with its own mask."""
+
+    class Encoder(Pooled):
+        def forward(self, x, attention_mask):
+            return self.pool(x, attention_mask)
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = self.Encoder()
+
+    def forward(self, x, attention_mask, other, other_mask):
+        return self.encoder(x, attention_mask) + self.encoder(other, other_mask)
+
+
+def test_a_mask_without_padding_hides_that_of_another_sequence():
+    x, mask = ragged_batch(0.0)
+    other = torch.randn(16, 6, 4, generator=torch.Generator().manual_seed(1))
+    result = nlbench.evaluate(Shared(), (x, mask, other, ONES), ["norm"])["norm"]
+    alone = nlbench.evaluate(Shared().encoder, (other, ONES), ["norm"])["norm"]
+    values = [value.statistics["value"] for value in result.values]
+    assert values[1] == pytest.approx(alone.summary["value"])
+    assert "mask" not in result.reason
+
+
+@pytest.mark.parametrize("measure", ["norm", "substitution"])
+def test_positions_in_another_order_than_the_mask_are_remarked(measure):
+    class Reversed(Pooled):
+        def forward(self, x, attention_mask):
+            return self.pool(x.flip(1), attention_mask.flip(1))
+
+    x, mask = ragged_batch(0.0)
+    reason = nlbench.evaluate(Reversed(), (x, mask), [measure])[measure].reason
+    assert "padding counts at" in reason
+    reason = nlbench.evaluate(Pooled(), (x, mask), [measure])[measure].reason
+    assert "padding" not in reason

@@ -177,6 +177,13 @@ def test_checkpoints_are_found_by_requested_path(tmp_path):
     assert similarity.values[0, 0] < 1
 
 
+def test_networks_of_evaluate_are_not_loaded_again():
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    run = nlbench.evaluate(model, torch.randn(16, 4), "norm", name="Net")
+    with pytest.raises(RequestError, match="Net was passed to"):
+        run.similarity()
+
+
 def test_unknown_networks_are_refused(run):
     with pytest.raises(RequestError):
         run.similarity()

@@ -45,6 +45,22 @@ def test_sizes_of_one_architecture_count_once():
     assert verdict.word == "yes"
 
 
+def test_architecture_of_many_sizes_has_one_vote():
+    seen = Order(0.9, p_rises=0.001)
+    falls = Order(-0.9, p_falls=0.001)
+    orders = {("r2", f"large-{size} blended"): seen for size in range(40)}
+    orders |= {("r2", f"other{letter * 3} blended"): seen for letter in "abcde"}
+    orders |= {("r2", f"other{letter * 3} blended"): falls for letter in "fgh"}
+    (verdict,) = study._verdicts(orders)
+    assert verdict.ours.startswith("45 of 48 networks")
+    assert verdict.word == "can't tell"
+
+
+def test_architecture_seen_in_half_of_its_sizes_does_not_count():
+    holds = {"large-1 blended": True, "large-2 blended": False, "small-1 blended": True}
+    assert study._by_family(holds) == [False, True]
+
+
 def test_missing_packages_are_named(runs, monkeypatch):
     monkeypatch.setattr(study.Plant, "problem", property(lambda self: "something isn't installed"))
     extent = TrainedLadders().analyse(runs).tables["What was measured, and what was not"]

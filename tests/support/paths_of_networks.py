@@ -9,17 +9,16 @@ from nlbench.store.run import Run
 
 def checkpoint(setting, seed):
     """Return the metadata of a checkpoint trained in a setting."""
-    if setting == "initialised":
-        return None
     noise = setting.split()[1] if setting.startswith("noise") else "0.0"
-    recipe = {"clean": "vanilla", "augmented": "augmented"}.get(setting, "noisy-labels")
+    recipes = {"initialised": "none", "clean": "vanilla", "augmented": "augmented"}
+    recipe = recipes.get(setting, "noisy-labels")
     return {"seed": str(seed), "recipe": recipe, "label_noise": noise}
 
 
 def record(measure, setting, seed, numbers, summary=None, *, fits=1.0):
     """Build a measure's record for a network trained in a setting, with a value per path."""
     metadata = checkpoint(setting, seed)
-    if metadata:
+    if setting != "initialised":
         metadata["train_accuracy"] = str(fits)
     values = tuple(Value(f"path{i}", {"value": float(v)}) for i, v in enumerate(numbers))
     return make_record(
@@ -29,7 +28,7 @@ def record(measure, setting, seed, numbers, summary=None, *, fits=1.0):
             "weights": f"{setting}-{seed}",
             "data": "digits",
             "seed": 0,
-            **({"weights_metadata": metadata} if metadata else {}),
+            "weights_metadata": metadata,
         },
         measure={"name": measure, "version": "1", "options": {}},
         probe={"name": "lines", "options": {}},

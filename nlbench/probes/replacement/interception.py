@@ -186,12 +186,14 @@ def find_calls(
     select: str = "*",
     on_unseen: Callable[[str], None] = lambda description: None,
     on_undefined: Callable[[str, str], object] = lambda place, reason: None,
+    on_unmasked: Callable[[str], object] = lambda place: None,
 ) -> list[ReplaceableCall]:
     """Find the calls in a network that can be replaced, named as in the probe `sites`.
 
-    The example is a batch of inputs on the model's device. `of`, `select`, `on_unseen` and
-    `on_undefined` are as in `nlbench.probes.sites.sites_observation.observe_sites`. MLPs whose
-    layers are several children of a block are skipped.
+    The example is a batch of inputs on the model's device. `of`, `select`, `on_unseen`,
+    `on_undefined` and `on_unmasked` are as in
+    `nlbench.probes.sites.sites_observation.observe_sites`. MLPs whose layers are several children
+    of a block are skipped.
 
     Raises
     ------
@@ -241,7 +243,14 @@ def find_calls(
         )
 
     observe_sites(
-        model, [example], add, of=of, select=select, on_unseen=on_unseen, on_undefined=refuse
+        model,
+        [example],
+        add,
+        of=of,
+        select=select,
+        on_unseen=on_unseen,
+        on_undefined=refuse,
+        on_unmasked=on_unmasked,
     )
     if not calls and undefined:
         raise Undefined("; ".join(unique(undefined.values())))

@@ -185,6 +185,7 @@ class _Observation:
                 select=select,
                 on_unseen=self._unseen.setdefault,
                 on_undefined=self._undefined.setdefault,
+                on_unmasked=self._unmasked.setdefault,
             )
         except RequestError as error:
             raise type(error)(str(error).replace("sites.", "replacement.", 1)) from error

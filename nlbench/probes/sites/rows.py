@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from nlbench.errors import Undefined
 from nlbench.introspection.batch_independence import row_order
 from nlbench.introspection.function_calls import tensors_in, unobserved_calls
+from nlbench.introspection.pytree import object_parts, tree_map
 
 from .sites_probe import RowPolicy
 
@@ -35,7 +36,11 @@ _MASKS = {
 # Names by which libraries call masks of tokens as well as masks of padding.
 _UNCLEAR = ("padding_mask", "pad_mask", "mask")
 # Argument names of the number of tokens per sample, before padding.
-_LENGTHS = ("lengths", "length", "lens", "seq_lens", "seq_lengths", "input_lengths", "src_lengths")
+_LENGTHS = (
+    "lengths", "length", "lens", "ilens", "seq_len", "seq_lens", "seq_lengths", "sequence_lengths",
+    "valid_len", "valid_lens", "input_lens", "input_lengths", "src_lens", "src_lengths", "x_lens",
+    "x_lengths", "text_lengths",
+)  # fmt: skip
 _FORMS = (
     "expected attention_mask with 1 or True for tokens and 0 or False for padding, "
     "src_key_padding_mask with True for padding, or a mask that is added, with 0 for tokens and "
@@ -51,6 +56,11 @@ _TWO_SEQUENCES = (
     {"decoder_attention_mask"},
     {"src_key_padding_mask", "tgt_key_padding_mask"},
     {"key", "key_padding_mask"},
+    {"src_lengths", "tgt"},
+    {"src_lengths", "tgt_lengths"},
+    {"src_lens", "tgt_lens"},
+    {"x_lengths", "y_lengths"},
+    {"x_lens", "y_lens"},
 )
 
 
@@ -119,20 +129,28 @@ class Padding(NamedTuple):
 
 
 class PositionSelector:
-    """Selects positions in the tensors of a forward pass."""
+    """Selects positions in the tensors of a forward pass.
 
-    def __init__(self, policy: RowPolicy) -> None:
+    With `changes_padding`, other numbers stand in the padding of the first of the model's arguments
+    that has any, or else of the first embedding: positions that are tokens don't change.
+    """
+
+    def __init__(self, policy: RowPolicy, *, changes_padding: bool = False) -> None:
         self.policy = policy
+        self._changes_padding = changes_padding
+        self._is_changed = False
         self.first = self.samples = 0
         # Padding of the outermost module that gets a mask; None for encoder–decoders, whose outputs
         # may be of the other sequence.
         self.outermost: Padding | None = None
         self._translates = False
-        # That of the modules that are running.
-        self._paddings: list[Padding] = []
+        # That of the running modules that get a mask; None where it masks nothing.
+        self._paddings: list[Padding | None] = []
         self._priorities: dict[tuple[int, int, int], Tensor] = {}
-        # Positions of the model's arguments that look like masks and are not read, by name.
-        self._possible: dict[str, int] = {}
+        # Possible numbers of positions of arguments that look like masks and are not read, by name.
+        self._possible: dict[str, frozenset[int]] = {}
+        # Padding of the model's arguments.
+        self.of_model: Padding | None = None
         # Names of those that have as many positions as a tensor without a mask.
         self.unread: dict[str, None] = {}
 
@@ -140,7 +158,8 @@ class PositionSelector:
         """Begin a forward pass."""
         self.first = first
         self.samples = samples
-        self.outermost = None
+        self.outermost = self.of_model = None
+        self._is_changed = False
         self._paddings.clear()
         self._possible.clear()
         self._priorities.clear()
@@ -154,9 +173,22 @@ class PositionSelector:
                 self._translates |= _is_translator({each.name for each in parameters})
                 names = _mask_names(module, parameters)
                 # The model's arguments may be mappings with masks, or masks by other names.
-                if names or module is model:
+                if names or module is model or any("mask" in each.name for each in parameters):
                     self._hook(module, parameters, names, stack, module is model)
+                if self._changes_padding and isinstance(module, nn.Embedding):
+                    stack.callback(module.register_forward_hook(self._change_embedding).remove)
             yield
+
+    def _change_embedding(self, module: nn.Module, args: object, output: Tensor) -> Any:
+        return self._change(output)
+
+    def _change(self, value: Any) -> Any:
+        """Change the padding of a tensor, unless another one was changed in this pass."""
+        if self.of_model is None or self._is_changed:
+            return value
+        changed = _with_other_padding(value, self.of_model)
+        self._is_changed = changed is not value
+        return changed
 
     def _hook(
         self,
@@ -171,21 +203,27 @@ class PositionSelector:
 
         def enter(
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
-        ) -> None:
+        ) -> tuple[Any, Any] | None:
             # Another thread may run the model at the same time, even while hooks are removed.
             if threading.get_ident() != thread or kwargs is None:
-                return
+                return None
             with unobserved_calls():
-                padding = (
+                is_known, padding = (
                     self._model_padding(parameters, names, args, kwargs)
                     if is_model
-                    else self._padding(names, args, kwargs)
+                    else self._module_padding(parameters, names, args, kwargs)
                 )
-                pushed.append(padding is not None)
-                if padding is not None:
-                    if self.outermost is None and not self._translates:
-                        self.outermost = padding
+                pushed.append(is_known)
+                if is_known:
                     self._paddings.append(padding)
+                if padding is not None and self.outermost is None and not self._translates:
+                    self.outermost = padding
+                if not is_model:
+                    return None
+                self.of_model = padding
+                if not self._changes_padding:
+                    return None
+                return tree_map(self._change, args), tree_map(self._change, kwargs)
 
         def leave(module: nn.Module, args: object, returned: object) -> None:
             if threading.get_ident() == thread and pushed and pushed.pop() and self._paddings:
@@ -200,18 +238,34 @@ class PositionSelector:
         names: Mapping[str, int | None],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-    ) -> Padding | None:
+    ) -> tuple[bool, Padding | None]:
         """Return the padding of the model's arguments, and remember those that may be masks."""
-        entries = _entries_of_mappings([*args, *kwargs.values()])
+        entries, repeated = _nested_entries([*args, *kwargs.values()])
         if not _has_two_sequences({*entries, *(parameter.name for parameter in parameters)}):
-            keys = (name for name in (*_MASKS, *_LENGTHS) if name in entries)
+            keys = (name for name in (*_MASKS, *_LENGTHS) if name in entries.keys() - repeated)
             names = dict.fromkeys(keys) | dict(names)
         kwargs = entries | dict(kwargs)
-        padding = self._padding(names, args, kwargs, is_model=True)
+        is_known, padding = self._padding(names, args, kwargs, is_model=True)
         if padding is None:
             named = _named_arguments(parameters, args) | kwargs
-            self._possible = _possible_masks(named, names, self.samples)
-        return padding
+            self._possible |= _possible_masks(named, names, self.samples)
+        return is_known, padding
+
+    def _module_padding(
+        self,
+        parameters: Sequence[inspect.Parameter],
+        names: Mapping[str, int | None],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[bool, Padding | None]:
+        """Return the padding of a module's arguments, and remember those that may be masks."""
+        is_known, padding = self._padding(names, args, kwargs)
+        if not self._paddings:
+            # What the network computes outside the module may have the same positions.
+            named = _named_arguments(parameters, args) | dict(kwargs)
+            found = _possible_masks(named, {}, self.samples)
+            self._possible |= {name: found[name] for name in found if "mask" in name}
+        return is_known, padding
 
     def _padding(
         self,
@@ -219,8 +273,8 @@ class PositionSelector:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         is_model: bool = False,
-    ) -> Padding | None:
-        """Return what all masks leave, or None without padding."""
+    ) -> tuple[bool, Padding | None]:
+        """Return True if there is a mask, and what all masks leave, or None without padding."""
         arguments = [*args, *kwargs.values()]
         found: Padding | None = None
         is_known = False
@@ -236,7 +290,7 @@ class PositionSelector:
                 continue
             # Next to a clear mask, an unclear one of pairs is hardly one of padding.
             is_redundant = found is not None or (is_known and value.ndim > 2)
-            if name in _UNCLEAR and (self._paddings or is_redundant):
+            if name in _UNCLEAR and (any(self._paddings) or is_redundant):
                 continue
             is_token = self._tokens(name, value, arguments, is_model)
             if is_token is None:
@@ -246,7 +300,7 @@ class PositionSelector:
                 continue
             padding = Padding(is_token, sizes)
             found = padding if found is None else found.intersect(padding)
-        return found
+        return is_known, found
 
     def _tokens(
         self, name: str, value: Tensor, arguments: Sequence[Any], is_model: bool
@@ -287,7 +341,8 @@ class PositionSelector:
         n, positions = (len(tensor), math.prod(sizes)) if tensor.ndim else (1, 1)
         valid = self._valid(n, sizes, tensor.device)
         if not self._paddings and n == self.samples:
-            self.unread |= {name: None for name, size in self._possible.items() if size in sizes}
+            possible = self._possible.items()
+            self.unread |= {name: None for name, fitting in possible if fitting.intersection(sizes)}
         if not self.policy.tokens:
             self._refuse_empty(valid)
             return None if valid is None else SelectedPositions(valid)
@@ -438,6 +493,38 @@ def unfold_rows(tensor: Tensor, samples: int, order: str) -> Tensor:
     return tensor.reshape(positions, samples, *tensor.shape[1:]).transpose(0, 1)
 
 
+def _with_other_padding(value: Any, padding: Padding) -> Any:
+    """Replace what stands in a tensor's padding by the sample's first token.
+
+    Everything else is returned as it is: integers, among which a network may look for padding, and
+    masks.
+
+    Examples
+    --------
+    >>> padding = Padding(torch.tensor([[True, True, False], [True, False, False]]))
+    >>> x = torch.arange(6.0).reshape(2, 3, 1)
+    >>> _with_other_padding(x, padding)[..., 0].tolist()
+    [[0.0, 1.0, 0.0], [3.0, 3.0, 3.0]]
+    """
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    if value.ndim < 2 or len(value) != len(padding.tokens) or _looks_like_mask(value, len(value)):
+        return value
+    try:
+        tokens = padding.fit(value.shape[1:])
+    except Undefined:
+        return value
+    length = None if tokens is None else tokens.shape[1]
+    axes = [axis for axis, size in enumerate(value.shape) if axis and size == length]
+    if tokens is None or len(axes) != 1:
+        return value
+    moved = value.movedim(axes[0], 1)
+    tokens = tokens.to(value.device)
+    first = moved[torch.arange(len(moved)), tokens.int().argmax(1)]
+    shape = [*tokens.shape, *[1] * (moved.ndim - 2)]
+    return torch.where(tokens.reshape(shape), moved, first[:, None]).movedim(1, axes[0])
+
+
 def _token_mask(name: str, value: Tensor) -> Tensor | None:
     """Return True for the tokens (n, t) that a mask marks, or None if it is causal."""
     is_token = value if name in _LENGTHS else _allowed(value, name)
@@ -482,7 +569,8 @@ def _possible_sizes(lengths: object, arguments: Sequence[object], samples: int) 
     >>> sorted(_possible_sizes(torch.tensor([2, 1]), [torch.zeros(2, 3, 5)], 2))
     [3, 5]
     """
-    if not isinstance(lengths, Tensor) or lengths.shape not in ((samples,), (samples, 1)):
+    lengths = _as_lengths(lengths)
+    if lengths is None or lengths.shape not in ((samples,), (samples, 1)):
         return frozenset()
     if lengths.is_complex() or lengths.dtype == torch.bool or not samples:
         return frozenset()
@@ -496,9 +584,17 @@ def _possible_sizes(lengths: object, arguments: Sequence[object], samples: int) 
     return frozenset(size for size in sizes if size >= int(lengths.max()))
 
 
-def _mask_of_lengths(lengths: Any, sizes: frozenset[int]) -> Tensor | None:
+def _as_lengths(value: object) -> Tensor | None:
+    """Return a tensor, or a list of integers as one, and None for everything else."""
+    if isinstance(value, list | tuple) and all(type(each) is int for each in value):
+        return torch.tensor(value)
+    return value if isinstance(value, Tensor) else None
+
+
+def _mask_of_lengths(value: object, sizes: frozenset[int]) -> Tensor | None:
     """Return True for the tokens (n, t) of sequences of given lengths, or None without sizes."""
-    if not sizes:
+    lengths = _as_lengths(value)
+    if lengths is None or not sizes:
         return None
     return torch.arange(max(sizes), device=lengths.device) < lengths.reshape(-1, 1)
 
@@ -602,15 +698,40 @@ def _is_translator(names: set[str]) -> bool:
     return is_decoder or (_has_two_sequences(names) and "key_padding_mask" not in names)
 
 
-def _entries_of_mappings(arguments: Sequence[Any]) -> dict[str, Any]:
-    """Return the named entries of the arguments that are mappings."""
-    mappings = (value for value in arguments if isinstance(value, Mapping))
-    return {
-        name: entry
-        for mapping in mappings
-        for name, entry in mapping.items()
-        if isinstance(name, str)
-    }
+def _nested_entries(arguments: Iterable[Any]) -> tuple[dict[str, Any], set[str]]:
+    """Return the entries of mappings and of objects by name, also of nested ones.
+
+    Returns the names that several of them use, too.
+
+    Examples
+    --------
+    >>> _nested_entries([{"text": {"ids": 1, "mask": 2}}, {"mask": 3}])
+    ({'text': {'ids': 1, 'mask': 2}, 'ids': 1, 'mask': 2}, {'mask'})
+    """
+    entries: dict[str, Any] = {}
+    repeated: set[str] = set()
+    waiting = list(arguments)
+    # Objects may refer to each other.
+    seen: dict[int, object] = {}
+    while waiting:
+        value = waiting.pop(0)
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, Mapping):
+            parts = dict(value)
+        elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+            parts = value._asdict()
+        elif isinstance(value, list | tuple) and value and not isinstance(value[0], int | float):
+            waiting += value
+            continue
+        else:
+            parts = object_parts(value)
+        parts = {name: part for name, part in parts.items() if isinstance(name, str)}
+        repeated |= entries.keys() & parts.keys()
+        entries = parts | entries
+        waiting += parts.values()
+    return entries, repeated
 
 
 def _named_arguments(
@@ -625,36 +746,54 @@ def _named_arguments(
 
 def _possible_masks(
     arguments: Mapping[str, Any], read: Mapping[str, object], samples: int
-) -> dict[str, int]:
-    """Return the positions of arguments that look like masks of another, by name.
+) -> dict[str, frozenset[int]]:
+    """Return the numbers of positions of arguments that look like masks or lengths, by name.
 
     Examples
     --------
     >>> mask = torch.tensor([[True, True, False], [True, False, False]])
     >>> _possible_masks({"x": torch.zeros(2, 3, 5), "token_mask": mask}, {}, 2)
-    {'token_mask': 3}
+    {'token_mask': frozenset({3})}
     """
-    tensors = {
-        name: value
-        for name, value in arguments.items()
-        if isinstance(value, Tensor) and value.ndim > 1 and len(value) == samples
-    }
     found = {}
-    for name, value in list(tensors.items())[1:]:
-        if name in read or name in _NO_MASKS or value.ndim != 2 or value.is_meta:
+    for name, value in arguments.items():
+        if name in read or name in _NO_MASKS:
             continue
-        others = [other for key, other in tensors.items() if key != name]
-        has_positions = any(value.shape[1] in other.shape[1:] for other in others)
-        is_mixed = value.shape[1] > 1 and 0 < int(value.count_nonzero()) < value.numel()
-        if has_positions and is_mixed and bool(((value == 0) | (value == 1)).all()):
-            found[name] = value.shape[1]
-    return found
+        others = [other for key, other in arguments.items() if key != name]
+        if "len" in name:
+            found[name] = _possible_sizes(value, others, samples)
+        elif _looks_like_mask(value, samples):
+            tensors = [other for other in others if isinstance(other, Tensor)]
+            sampled = [t for t in tensors if t.ndim > 1 and len(t) == samples]
+            if any(max(value.shape[1:]) in t.shape[1:] for t in sampled):
+                found[name] = frozenset({max(value.shape[1:])})
+    return {name: sizes for name, sizes in found.items() if sizes}
+
+
+def _looks_like_mask(value: object, samples: int) -> bool:
+    """Return True for a tensor of one axis besides that of samples, which marks some positions.
+
+    Marks are 0 and 1, or numbers that are added: 0, and large negative ones.
+    """
+    if not isinstance(value, Tensor) or value.ndim < 2 or len(value) != samples or value.is_meta:
+        return False
+    longest = max(value.shape[1:])
+    if value.is_complex() or value.is_nested or longest < 2 or value[0].numel() != longest:
+        return False
+    zeros = value == 0
+    marks = value == 1 if bool((value == 1).any()) else value <= -1e3
+    return bool((zeros | marks).all()) and bool(zeros.any()) and bool(marks.any())
 
 
 def unread_remark(name: str) -> str:
     """Return a remark on an argument of the model that may be a mask and was not read."""
     if name in _MASKS or name.endswith(("attention_mask", "key_padding_mask")):
         return f"'{name}' is only applied in the modules that it is passed to"
+    if "len" in name:
+        return (
+            f"'{name}' may be the lengths of padded samples: positions are measured as they are; "
+            "name it lengths"
+        )
     return (
         f"'{name}' may be a padding mask: positions are measured as they are; "
         "name it attention_mask (1 for tokens)"

@@ -6,6 +6,7 @@ overwrite them.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,13 @@ from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 from nlbench.introspection.attention import without_fast_path
-from nlbench.introspection.batch_independence import check_batch_independence, other_samples
+from nlbench.introspection.batch_independence import (
+    GROUP_TOLERANCE_EPS,
+    check_batch_independence,
+    equal_rows,
+    other_samples,
+    spread,
+)
 from nlbench.introspection.distinct_rows import DistinctRows, RowNumbers
 from nlbench.introspection.memory import FeasibleSizes, SampleLimit, halve_on_oom, microbatch_sizes
 from nlbench.introspection.model_state import (
@@ -27,6 +34,7 @@ from nlbench.introspection.model_state import (
 from nlbench.introspection.precision import exact_by_default
 from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.introspection.wrappers import through_wrappers
+from nlbench.parsers import unique
 
 from .intercept import CallInterceptor, CapturePolicy, ModuleInterceptor, SiteCall
 from .reduce import Side, UnreducedFunction, join
@@ -169,6 +177,51 @@ def probe_folded_rows(
     folded.conclude(passes if len(passes) == 3 else [])
 
 
+def places_with_padding(
+    make_interceptor: Callable[[CapturePolicy, Callable[[SiteCall], None]], Interceptor],
+    policy: CapturePolicy,
+    samples: Tensor,
+) -> list[str]:
+    """Return the places whose rows depend on what stands in the padding of the model's arguments.
+
+    There, positions are not those of the mask, for example if the network reverses them, or the
+    network itself lets padding in.
+    """
+    passes: list[dict[str, Tensor]] = []
+    for changes_padding in (False, True):
+        rows: dict[str, Tensor] = {}
+
+        def add(call: SiteCall, rows: dict[str, Tensor] = rows) -> None:
+            for suffix, side in (("", call.x), (" (output)", call.y)):
+                if side is not None:
+                    rows[call.name + suffix] = side.reduced
+
+        positions = PositionSelector(policy.positions.policy, changes_padding=changes_padding)
+        own = replace(policy, positions=positions, functions={}, on_unmasked=lambda place: None)
+        interceptor = make_interceptor(own, add)
+        model = interceptor.model
+        positions.begin(0, len(samples))
+        if own.folded is not None:
+            own.folded.samples = len(samples)
+        with (
+            preserve_attributes(model),
+            preserve_rng_state(samples.device),
+            interceptor.hooked(),
+            positions.hooked(model),
+        ):
+            interceptor.run(samples.clone())
+        passes.append(rows)
+    first, second = passes
+    changed = [
+        name.removesuffix(" (output)")
+        for name, values in first.items()
+        if name in second
+        and values.shape == second[name].shape
+        and not equal_rows(second[name], values, GROUP_TOLERANCE_EPS)
+    ]
+    return unique(changed)
+
+
 def _whole_means(
     policy: CapturePolicy, functions: Mapping[str, UnreducedFunction], folded: FoldedRows | None
 ) -> CapturePolicy:
@@ -293,19 +346,29 @@ def observe_sites(
     check = partial(rows_at_sites, make_interceptor, policy)
     samples = 0
     distinct = DistinctRows()
-    with evaluation_mode(model), without_fast_path(), interceptor.hooked(), positions.hooked(model):
-        for batch in batches:
-            # Tensors without values, on the meta device, can't be compared.
-            numbers = None if batch.is_meta else distinct.add(batch)
-            site_pass.begin_batch(samples, len(batch), numbers)
-            limit = SampleLimit(feasible_sizes, model, "samples of a forward pass", batch, memory)
-            try:
-                _observe_batch(interceptor, batch, site_pass, limit, check)
-            except UnknownRowOrder:
-                probe_folded_rows(make_interceptor, policy, batch)
-                _observe_batch(interceptor, batch, site_pass, limit, check)
-            site_pass.end_batch()
-            samples += len(batch)
+    padded: Tensor | None = None
+    with evaluation_mode(model), without_fast_path():
+        with interceptor.hooked(), positions.hooked(model):
+            for batch in batches:
+                # Tensors without values, on the meta device, can't be compared.
+                numbers = None if batch.is_meta else distinct.add(batch)
+                site_pass.begin_batch(samples, len(batch), numbers)
+                limit = SampleLimit(
+                    feasible_sizes, model, "samples of a forward pass", batch, memory
+                )
+                try:
+                    _observe_batch(interceptor, batch, site_pass, limit, check)
+                except UnknownRowOrder:
+                    probe_folded_rows(make_interceptor, policy, batch)
+                    _observe_batch(interceptor, batch, site_pass, limit, check)
+                site_pass.end_batch()
+                if padded is None and positions.of_model is not None:
+                    padded = spread(batch)
+                samples += len(batch)
+        if padded is not None:
+            with contextlib.suppress(Exception):  # A network may refuse few samples in any way.
+                for place in places_with_padding(make_interceptor, policy, padded):
+                    on_unmasked(place)
     for name in positions.unread:
         on_unread(name)
     return samples

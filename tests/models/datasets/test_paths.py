@@ -124,6 +124,31 @@ def test_tables_as_pandas_writes_them_hold_their_values(folder, columns, has_ind
     assert sample.inputs.shape == ROWS.shape
 
 
+NOISE = np.random.default_rng(0).normal(size=(5, 6)).round(3)
+
+
+@pytest.mark.parametrize(
+    ("names", "rows", "is_header"),
+    [
+        ([400, 410, 420, 430, 440, 450], NOISE, True),
+        ([1, 2, 3, 4, 5, 6], NOISE, True),
+        (["0.0", 0.5, "1.0", 1.5, "2.0", 2.5], NOISE, True),
+        ([3, 2, 1], NOISE[:, :3], True),
+        ([1, 2, 3, 4], np.arange(20).reshape(5, 4) + 7, False),
+        ([1, 2, 3], (NOISE[:, :3] * 10).round().astype(int), False),
+        ([2, 2, 2, 2], NOISE[:, :4], False),
+        ([400, 410], NOISE[:, :2], False),
+        ([0.1, 0.3, 0.4, 0.5], NOISE[:, :4], False),
+    ],
+)
+def test_numbers_with_equal_steps_name_columns(folder, names, rows, is_header):
+    for has_index in {False, is_header}:
+        pd.DataFrame(rows, columns=names).to_csv(folder / "x.csv", index=has_index)
+        data = load_dataset("x.csv")
+        assert len(data.sample(None).inputs) == 5 + (not is_header)
+        assert (f"named {names[0]} to {names[-1]}" in data.preprocessing) == is_header
+
+
 def test_indices_in_any_order_are_left_out(folder):
     pd.DataFrame(ROWS).iloc[::-1].to_csv(folder / "x.csv")
     assert load_dataset("x.csv").shape == ROWS.shape[1:]
@@ -171,7 +196,9 @@ def test_text_is_cut_into_windows(folder, name):
         ("names.npz", {}, "arrays a, b"),
         ("nan.npy", {}, "NaN"),
         ("cut.npz", {}, "cut.npz"),
-        ("x.csv", {}, "'kind'"),
+        ("large.npz", {}, "large.npz"),
+        ("x.csv", {}, "row 1 of the column 'kind'"),
+        ("mark.csv", {}, r"row 2 of the column 'a' is '\?'"),
         ("x.csv", {"label": "knd"}, "'knd'.*'kind'"),
         ("x.csv", {"lable": "kind"}, "'lable'.*'label'"),
         ("empty.csv", {}, "empty.csv"),
@@ -190,6 +217,8 @@ def test_unusable_paths_raise_in_one_line(folder, name, options, wrong):
     for path in ("file.xyz", "other/a.bin", "empty.csv", "cut.npz", "broken.parquet"):
         (folder / path).write_bytes(b"" if path == "empty.csv" else b"PK no")
     (folder / "ragged.csv").write_text("a,b\n1,2,3,4\n")
+    (folder / "mark.csv").write_text("a,b\n1,2\n?,3\n")
+    np.savez(folder / "large.npz", x=np.full((3, 2), 1e39))
     (folder / "gap.csv").write_text("a,b\n1,2\n3,\n")
     np.save(folder / "object.npy", np.array([{}], dtype=object), allow_pickle=True)
     (folder / "garbage.npy").write_text("hello")

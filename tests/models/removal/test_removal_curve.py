@@ -228,6 +228,34 @@ def test_command_writes_a_language_model_without_some_mlps(tmp_path, command):
     assert abs(left["loss"] - whole["loss"]) > 1e-5
 
 
+NESTED = """
+import torch
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__()
+        for name in ("0", "1"):
+            self.add_module(name, nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)))
+
+data = torch.randn(64, 4)
+"""
+
+
+def test_modules_inside_removed_modules_are_left_out(tmp_path, run_command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NESTED)
+    source = ("--model", "net.py:Net", "--data", "net.py:data")
+    code, out, error = run_command(
+        "remove", *source, "--of", "modules:*", "--by", "depth", "--json"
+    )
+    assert code == 0, error
+    rows = json.loads(out)
+    assert [row["removed"] for row in rows[1:]] == ["1", "0"]
+    assert [row["left_flops"] for row in rows] == [1, 0.5, 0]
+    assert "6 modules inside other selected modules left out" in error
+
+
 def test_folder_with_files_is_refused_before_any_work(tmp_path, command, monkeypatch):
     monkeypatch.setattr("nlbench.subjects.load.load_subject", None)
     for name in ("left.safetensors", "curve.csv", "notes.txt"):

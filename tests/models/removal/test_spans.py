@@ -254,6 +254,7 @@ def test_last_linear_has_the_width_of_the_stream():
         ({"count": 2}, "--count"),
         ({"map_name": "skip"}, "--map"),
         ({"of": "blocks", "judged": 1}, "--judged"),
+        ({"of": "blocks,spans:2"}, "expected spans:2 alone"),
     ],
 )
 def test_options_without_effect_are_refused(options, name):

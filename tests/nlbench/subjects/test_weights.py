@@ -314,6 +314,36 @@ def test_trainers_checkpoints_load(tmp_path, wrap):
     assert same_state(source, target)
 
 
+class Counting(nn.Linear):
+    """Has an extra state, which is no tensor."""
+
+    steps = 0
+
+    def get_extra_state(self):
+        return {"steps": self.steps}
+
+    def set_extra_state(self, state):
+        self.steps = state["steps"]
+
+
+@pytest.mark.parametrize(
+    "wrap", [dict, lambda state: {"model": {f"module.{k}": v for k, v in state.items()}}]
+)
+def test_extra_states_of_modules_load(tmp_path, wrap):
+    source = nn.Sequential(Counting(2, 2), nn.Linear(2, 1))
+    source[0].steps = 7
+    torch.save(wrap(source.state_dict()), tmp_path / "net.pt")
+    target = nn.Sequential(Counting(2, 2), nn.Linear(2, 1))
+    load_weights(target, tmp_path / "net.pt")
+    assert target[0].steps == 7
+    assert torch.equal(target[0].weight, source[0].weight)
+    torch.save(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).state_dict(), tmp_path / "old.pt")
+    load_weights(target, tmp_path / "old.pt")
+    assert target[0].steps == 7
+    with pytest.raises(RequestError, match=r"can't hold '0\._extra_state'"):
+        save_weights(tmp_path / "net.safetensors", source, {})
+
+
 @pytest.mark.parametrize(
     "wrap",
     [

@@ -19,7 +19,7 @@ def paths(deviation, density, seeds=3, *, tied=0.0):
     random = np.random.default_rng(5)
     records = []
     for setting in SETTINGS:
-        for seed in range(1 if setting == "initialised" else seeds):
+        for seed in range(seeds):
             first, second = random.normal(size=(2, PATHS))
             second = tied * first + (1 - tied) * second
             for name, level, spread in (
@@ -50,9 +50,8 @@ def test_published_numbers_agree_and_opposites_do_not(name):
     seeds = {"paired": 6, "noise": 4}.get(name, 3)
     published = words(name, {"paths": paths(*PAPER, seeds=seeds)})
     turned = words(name, {"paths": paths(*TURNED, seeds=seeds)})
-    if name == "paired":  # The only initialised network decides nothing of others.
-        assert set(published[8:-3]) == {"needs 6 networks"}
-        published, turned = published[:8], turned[:8]
+    if name == "paired":  # The last three are claims that the paper doesn't make.
+        published, turned = published[:-3], turned[:-3]
     assert set(published) == {"yes"}
     assert set(turned) == {"no"}
 

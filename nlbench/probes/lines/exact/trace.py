@@ -19,7 +19,7 @@ from torch import Tensor
 from nlbench.errors import NotFinite
 from nlbench.introspection.memory import halve_on_oom
 from nlbench.probes.lines.recording.point_memory import PointMemory, measure_point_memory, share_out
-from nlbench.probes.lines.recording.program import Program
+from nlbench.probes.lines.recording.program import Program, check_points
 from nlbench.probes.lines.rules.rounding import peak
 from nlbench.probes.lines.segments import segment_lengths
 from nlbench.probes.lines.trace import SegmentTrace
@@ -287,6 +287,7 @@ def _advance(
         x = [tensors[i] for i in step.inputs]
         b = [bounds[i] for i in step.inputs]
         tensors[step.output] = step.rule.snap(x, b) if step.rule.snap else step.rule.apply(x)
+        check_points(step, tensors[step.output], len(t))
         bounds[step.output] = step.rule.bound(x, b, tensors[step.output])
         for value in step.ends:
             del tensors[value], bounds[value]

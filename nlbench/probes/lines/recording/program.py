@@ -73,7 +73,9 @@ def run_program(
         if callback is not None:
             callback(step, x)
         direct = step.rule.direct if use_direct else None
-        values[step.output] = (direct or step.rule.apply)(x)
+        output = (direct or step.rule.apply)(x)
+        check_points(step, output, len(inputs))
+        values[step.output] = output
         for value in step.ends:
             del values[value]
     return values[program.output]
@@ -157,9 +159,14 @@ def apply_step(step: ProgramStep, inputs: Sequence[Tensor]) -> Tensor:
         output = step.rule.apply(inputs)
     except RuntimeError as error:
         raise step.refusal("it does not take more than one sample") from error
-    if output.shape != (len(inputs[0]), *step.shape):
-        raise step.refusal("it mixes the samples of a batch")
+    check_points(step, output, len(inputs[0]))
     return output
+
+
+def check_points(step: ProgramStep, output: Tensor, count: int) -> None:
+    """Raise unless a step's output has its shape at each of `count` points."""
+    if output.shape != (count, *step.shape):
+        raise step.refusal("it mixes the samples of a batch")
 
 
 def walk_measured(

@@ -46,7 +46,23 @@ def view(call: RecordedCall) -> Rule:
 @line_rule(*(f"{mode}_pad{axes}d" for mode in ("reflection", "replication") for axes in (1, 2, 3)))
 def rearrangement(call: RecordedCall) -> Rule:
     check_only_first_traced(call)
+    if _is_part_of_batch(call):
+        return Rule(lambda points: points[0], unchanged)
     return Rule(call.apply, rearranged(call.apply))
+
+
+def _is_part_of_batch(call: RecordedCall) -> bool:
+    """Return True if a call returns the part of a batch that holds the recorded sample.
+
+    The network computes the batch in parts, all alike. A slice for a single sample may also be one
+    to which all others are compared.
+    """
+    splits = call.name in ("split", "split_with_sizes", "chunk", "tensor_split")
+    if not splits and call.name not in ("slice", "narrow"):
+        return False
+    if int(call.argument(2 if splits else 1, "dim", 0)) % len(call.shapes[0]):
+        return False
+    return splits or len(call.apply([torch.empty(2, *call.shapes[0][1:])])) == 2
 
 
 @line_rule("index", "index_select", caveat="with constant indices")

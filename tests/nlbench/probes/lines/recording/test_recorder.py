@@ -13,6 +13,7 @@ from nlbench.introspection.model_copy import double_copy
 from nlbench.models.sparsified.sparsification import sparsify
 from nlbench.probes.lines.recording.agreement import agree, is_same
 from nlbench.probes.lines.recording.program import run_program
+from nlbench.probes.lines.recording.recorder import record_program
 from nlbench.probes.sites.sites_observation import list_sites
 
 CONV = {"c": nn.Conv2d(3, 4, 3)}
@@ -69,6 +70,32 @@ CONV = {"c": nn.Conv2d(3, 4, 3)}
 )
 def test_an_affine_operation_is_reproduced_on_a_batch(function, modules, shape):
     assert_reproduces(Net(function, **copy.deepcopy(modules)), *shape)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        lambda x: x.split(4),
+        lambda x: x.chunk(3),
+        lambda x: torch.split(x, 1),
+        lambda x: [x[start : start + 4] for start in range(0, len(x), 4)],
+    ],
+)
+def test_a_batch_computed_in_parts_is_one_function(parts):
+    def forward(m, x):
+        return torch.cat([F.relu(m.layer(part)) for part in parts(x)])
+
+    network, program = record_network(Net(forward, layer=nn.Linear(4, 3)), 4)
+    inputs = torch.randn(10, 4, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(run_program(program, inputs), network(inputs))
+
+
+def test_programs_that_drop_points_are_refused():
+    network = double_copy(Net(lambda m, x: x[:1] * 2))
+    program = record_program(network, torch.randn(1, 4).double())
+    with pytest.raises(UnsupportedOperation, match="slice"):
+        run_program(program, torch.randn(8, 4).double())
 
 
 def test_in_place_operations_rebind_their_tensor():
