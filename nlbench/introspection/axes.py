@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -54,9 +54,16 @@ class Layout:
     batch: int | None
     # True if the tensor depends on the model's input and therefore differs between samples.
     sampled: bool | None
+    # True if the tensor is computed from arguments that hold no samples, and from constants.
+    is_whole: bool = False
     # For each entry of the batch axis, the entry that was there before the network reordered them;
     # None if it didn't.
     order: Tensor | None = None
+
+    @property
+    def ignores_samples(self) -> bool:
+        """True if the tensor is known not to depend on the samples."""
+        return self.sampled is False or self.is_whole
 
 
 _UNKNOWN = Layout(None, None, None)
@@ -79,15 +86,22 @@ class Layouts:
         self._written: WriteLog[None] = WriteLog()
 
     def begin(
-        self, inputs: Tensor, constants: Iterable[Tensor] = (), channel: int | None = None
+        self,
+        inputs: Tensor,
+        constants: Iterable[Tensor] = (),
+        channel: int | None = None,
+        whole: Iterable[Tensor] = (),
     ) -> None:
         """Set the layout of an input, with samples along its first axis, and of constants.
 
         Constants are the model's parameters, buffers and other tensors. Tensors computed only from
-        constants are also constant, until data are written into their memory.
+        constants are also constant, until data are written into their memory. `whole` are arguments
+        that hold no samples, see `whole_arguments`.
         """
         for constant in constants:
             self._layouts[constant] = Layout(None, None, sampled=False)
+        for tensor in whole:
+            self._layouts[tensor] = Layout(None, None, sampled=None, is_whole=True)
         self._layouts[inputs] = Layout(channel, 0, sampled=True)
 
     def is_constant(self, tensor: Tensor) -> bool:
@@ -99,10 +113,10 @@ class Layouts:
         return self._find(tensor).sampled is True
 
     def _find(self, tensor: Tensor) -> Layout:
-        """Return a tensor's layout. Constants into which data were written are not constant."""
+        """Return a tensor's layout. Samples may have been written into a constant."""
         layout = self._layouts.get(tensor, _UNKNOWN)
-        if layout.sampled is False and self._written.has_writes(tensor):
-            return replace(layout, sampled=True)
+        if layout.ignores_samples and self._written.has_writes(tensor):
+            return replace(layout, sampled=True, is_whole=False)
         return layout
 
     def channel(self, tensor: Tensor) -> int | None:
@@ -131,6 +145,11 @@ class Layouts:
             kind = type(tensor).__name__
             raise Undefined(f"its tensor is a {kind} without memory, expected a plain tensor")
         layout = self._find(tensor)
+        if layout.is_whole:
+            raise Undefined(
+                "it is computed from arguments that hold no samples; if their rows are the nodes "
+                "of a graph, set sites.rows=nodes"
+            )
         batch = layout.batch
         is_reordered = layout.order is not None and len(layout.order) != self._batch
         if (batch == GONE or is_reordered) and self._batch > 1:
@@ -164,7 +183,7 @@ class Layouts:
     def follow(self, call: FunctionCall, output: object) -> None:
         """Set the layouts of a call's outputs."""
         target = _written_tensor(call)
-        if target is not None and not all(map(self.is_constant, call.tensors)):
+        if target is not None and not all(self._find(t).ignores_samples for t in call.tensors):
             self._written.write(target, None)
         if call.name == "setitem":
             self._assign(*call.args)
@@ -179,7 +198,9 @@ class Layouts:
         is_layer = operation.channels in ("second", "last")
         if not known and not is_layer and operation.takes != "nothing":
             return
-        sampled = _is_sampled(operation, len(sources), [layout for _, layout in known])
+        layouts = [layout for _, layout in known]
+        sampled = _is_sampled(operation, len(sources), layouts)
+        is_whole = _is_whole(len(sources), layouts)
         # Only the first tensor determines the layout.
         rearranges = operation.rearranges and operation.combines != "joins"
         if is_layer or rearranges or operation.channels == "normalized":
@@ -189,11 +210,12 @@ class Layouts:
                 # Final states are (layers, batch, channels); attention weights have no channels.
                 is_state = operation.hides == "activations" and tensor.ndim == 3
                 channel, batch = (2, 1) if is_state else (None, None)
-                self._layouts[tensor] = Layout(channel, batch, sampled)
+                self._layouts[tensor] = Layout(channel, batch, sampled, is_whole)
                 continue
             channel, batch = self._output_axes(call, known, tensor)
             order, is_known = self._order(call, known, tensor, batch)
-            self._layouts[tensor] = Layout(channel, batch if is_known else GONE, sampled, order)
+            batch = batch if is_known else GONE
+            self._layouts[tensor] = Layout(channel, batch, sampled, is_whole, order)
 
     def _order(
         self,
@@ -320,6 +342,20 @@ def _is_sampled(operation: Operation, sources: int, known: Sequence[Layout]) -> 
         return True
     are_constant = len(known) == sources and all(layout.sampled is False for layout in known)
     return False if are_constant and (sources or operation.takes == "nothing") else None
+
+
+def _is_whole(sources: int, known: Sequence[Layout]) -> bool:
+    """Return True if an output depends on arguments that hold no samples, and on no sample."""
+    ignores_samples = len(known) == sources and all(layout.ignores_samples for layout in known)
+    return ignores_samples and any(layout.is_whole for layout in known)
+
+
+def whole_arguments(model: nn.Module) -> list[Tensor]:
+    """Return the tensors that a model's hook adds to the samples in each call, such as edges."""
+    tensors: list[Tensor] = []
+    for hook in getattr(model, "_forward_pre_hooks", {}).values():
+        tensors += getattr(getattr(hook, "layout", None), "whole_tensors", {}).values()
+    return tensors
 
 
 def channel_axes(

@@ -30,7 +30,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import Undefined
 
-from .axes import Layouts
+from .axes import Layouts, whole_arguments
 from .function_calls import FunctionCall, tensors_in
 from .known_functions import UNOBSERVED_THREAD, known_kind
 from .model_state import compilation_refused
@@ -337,8 +337,9 @@ class SiteNames(ModuleStack):
         # Axes of every tensor in this pass.
         self.layouts = Layouts(len(inputs[0]) if inputs and inputs[0].ndim else 1)
         constants = self._held_tensors() if inputs else []
+        whole = whole_arguments(self.model)
         for tensor, channel in itertools.zip_longest(inputs, channels):
-            self.layouts.begin(tensor, constants, channel)
+            self.layouts.begin(tensor, constants, channel, whole)
             constants = []
 
     def _held_tensors(self) -> list[Tensor]:

@@ -873,3 +873,28 @@ def test_positions_in_another_order_than_the_mask_are_remarked(measure):
     assert "padding counts at" in reason
     reason = nlbench.evaluate(Pooled(), (x, mask), [measure])[measure].reason
     assert "padding" not in reason
+
+
+def test_causal_masks_inside_keep_the_padding_around_them():
+    class Causal(Pooled):
+        def __init__(self):
+            super().__init__()
+            self.block = Block()
+
+        def forward(self, x, attention_mask):
+            pairs = torch.ones(len(x), 1, 6, 6).tril()
+            return self.pool(self.block(x, attention_mask=pairs), attention_mask)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x, attention_mask):
+            return self.linear(x).relu()
+
+    scores = []
+    for filler in (0.0, 5.0):
+        run = nlbench.evaluate(Causal(), ragged_batch(filler), ["norm"])
+        scores.append([value.statistics["value"] for value in run["norm"].values])
+    assert scores[0] == pytest.approx(scores[1])

@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.introspection.attention import without_fast_path
-from nlbench.introspection.axes import Layouts, batch_first
+from nlbench.introspection.axes import Layouts, batch_first, whole_arguments
 from nlbench.introspection.function_calls import (
     FunctionCall,
     get_storage_ref,
@@ -367,7 +367,8 @@ class _CallRecorder(ModuleStack):
     def __init__(self, model: nn.Module, inputs: Tensor) -> None:
         super().__init__(model)
         self.layouts = Layouts(len(inputs))
-        self.layouts.begin(inputs, [*model.parameters(), *model.buffers()])
+        constants = [*model.parameters(), *model.buffers()]
+        self.layouts.begin(inputs, constants, whole=whole_arguments(model))
         self.calls: list[_Call] = []
         self._recorded: dict[CallId, _Call] = {}
         # The call that returned last, by the path of its list.

@@ -260,7 +260,7 @@ class PositionSelector:
     ) -> tuple[bool, Padding | None]:
         """Return the padding of a module's arguments, and remember those that may be masks."""
         is_known, padding = self._padding(names, args, kwargs)
-        if not self._paddings:
+        if not any(self._paddings):
             # What the network computes outside the module may have the same positions.
             named = _named_arguments(parameters, args) | dict(kwargs)
             found = _possible_masks(named, {}, self.samples)
@@ -274,10 +274,13 @@ class PositionSelector:
         kwargs: Mapping[str, Any],
         is_model: bool = False,
     ) -> tuple[bool, Padding | None]:
-        """Return True if there is a mask, and what all masks leave, or None without padding."""
+        """Return True if there is a mask of positions, and what all masks leave.
+
+        The latter is None without padding. A mask of pairs without padding may be of another kind.
+        """
         arguments = [*args, *kwargs.values()]
         found: Padding | None = None
-        is_known = False
+        is_known = is_of_positions = False
         for name, position in names.items():
             value = kwargs.get(name)
             if value is None and position is not None and position < len(args):
@@ -296,11 +299,12 @@ class PositionSelector:
             if is_token is None:
                 continue
             is_known = True
+            is_of_positions |= value.numel() <= is_token.numel()
             if bool(is_token.all()):
                 continue
             padding = Padding(is_token, sizes)
             found = padding if found is None else found.intersect(padding)
-        return is_known, found
+        return is_of_positions or found is not None, found
 
     def _tokens(
         self, name: str, value: Tensor, arguments: Sequence[Any], is_model: bool
@@ -340,7 +344,7 @@ class PositionSelector:
         sizes = [size for index, size in enumerate(tensor.shape) if index not in (0, axis)]
         n, positions = (len(tensor), math.prod(sizes)) if tensor.ndim else (1, 1)
         valid = self._valid(n, sizes, tensor.device)
-        if not self._paddings and n == self.samples:
+        if not any(self._paddings) and n == self.samples:
             possible = self._possible.items()
             self.unread |= {name: None for name, fitting in possible if fitting.intersection(sizes)}
         if not self.policy.tokens:

@@ -251,6 +251,20 @@ def test_a_table_for_all_samples_leaves_them_independent():
     assert values(run) == values(expected)
 
 
+def test_activations_of_a_table_with_as_many_rows_are_undefined():
+    class Table(Plain):
+        def forward(self, x, table):
+            return super().forward(x) + (table @ torch.ones(4, 1)).relu().mean()
+
+    x = data()
+    inputs = nlbench.Arguments(x, x.flip(0), samples=(True, False))
+    first, second = nlbench.evaluate(seeded(Table), inputs, "r2")["r2"].values
+    (expected,) = nlbench.evaluate(seeded(Plain), x, "r2")["r2"].values
+    assert first == expected
+    assert second.status == "undefined"
+    assert "hold no samples" in second.reason
+
+
 class Several(Plain):
     """Returns a list of detections and a mapping."""
 
