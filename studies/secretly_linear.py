@@ -33,9 +33,6 @@ NOT_RECOVERABLE = 0.3
 MAX_PERPLEXITY_COST = 0.037
 """Maximum published cost of replacing an MLP of GPT-2 Large by an affine map (Balogh 2026)."""
 OVER_NETWORKS = "mean over networks with its 95% t interval, or a sign test if all are equal"
-MIN_STANDARD_ERRORS = 2.0
-"""Number of standard errors by which two costs must differ for one to count as larger."""
-
 COLUMNS = {
     "published": ("linearity", "in_sample"),
     "held out": ("linearity", "value"),
@@ -47,7 +44,6 @@ COLUMNS = {
     "influence": ("influence", "value"),
     "relative change": ("influence", "relative_change"),
     "cost": ("substitution", "value"),
-    "error": ("substitution", "error"),
 }
 """Measure and statistic of each column in the table of blocks."""
 
@@ -99,7 +95,7 @@ GPT = "gpt-small"
 SMOLLM2 = "zoo/smollm2-135m"
 MLP = " mlp"
 """Key suffix for runs on MLPs."""
-MLP_COLUMNS = ("published", "held out", "error per token", "top share", "cost", "error")
+MLP_COLUMNS = ("published", "held out", "error per token", "top share", "cost")
 
 SUBJECTS = {
     GPT: _Subject("small GPT", 320, 64),
@@ -227,15 +223,12 @@ def place_table(run: Run, columns: Sequence[str] = tuple(COLUMNS)) -> pd.DataFra
 
 
 def pair_table(blocks: pd.DataFrame) -> pd.DataFrame:
-    """Count the pairs of blocks that each score orders differently from their cost.
-
-    A pair counts if its costs differ by more than two standard errors.
-    """
+    """Count the pairs of blocks that each score orders differently from their cost."""
     rows = []
     for (network, state), group in blocks.groupby(["network", "state"], sort=False):
         for name, sign in PREDICTORS.items():
             networks = [rows for _, rows in group.groupby("seed")]
-            pairs = [pair for net in networks for pair in _decided_pairs(net, name, sign)]
+            pairs = [pair for net in networks for pair in _turned_pairs(net, name, sign)]
             taus = _taus(group, name, sign)
             interval = np.clip(network_interval(taus), -1, 1)
             numbers = (len(pairs), sum(pairs), len(taus), np.mean(taus), *interval)
@@ -260,12 +253,12 @@ def _over_networks(values: ArrayLike, form: str = ".3f") -> str:
     return f"{array.mean():{form}}{interval}"
 
 
-def _decided_pairs(blocks: pd.DataFrame, name: str, sign: int) -> Iterator[bool]:
-    """Yield, for each pair whose costs differ, whether the score orders it differently."""
-    values = zip(sign * blocks[name], blocks.cost, blocks.error, strict=True)
-    for (score, cost, error), (other, other_cost, other_error) in combinations(list(values), 2):
-        if abs(cost - other_cost) > MIN_STANDARD_ERRORS * math.hypot(error, other_error):
-            yield bool((score - other) * (cost - other_cost) < 0)
+def _turned_pairs(blocks: pd.DataFrame, name: str, sign: int) -> Iterator[bool]:
+    """Yield, for each pair of blocks with a score, whether the score orders it differently."""
+    scored = blocks.dropna(subset=name)
+    values = zip(sign * scored[name], scored.cost, strict=True)
+    for (score, cost), (other, other_cost) in combinations(list(values), 2):
+        yield bool((score - other) * (cost - other_cost) < 0)
 
 
 def _is_near_one(label: str, blocks: pd.DataFrame, column: str, published: str) -> Verdict:
@@ -304,8 +297,7 @@ def _orders_blocks(label: str, blocks: pd.DataFrame, pairs: pd.DataFrame) -> Ver
         f"τ = {_over_networks(taus, '+.2f')}; {row.changed} of {row.pairs} pairs ordered "
         "differently",
         mean_above(taus),
-        f"τ between the score and the cost of the best affine map, {OVER_NETWORKS}; only pairs "
-        f"whose costs differ by more than {MIN_STANDARD_ERRORS:g} standard errors count",
+        f"τ between the score and the cost of the best affine map, {OVER_NETWORKS}",
     )
 
 
@@ -417,7 +409,7 @@ def _figure(blocks: pd.DataFrame) -> Figure:
         x = np.arange(len(rows))
         for colour, name in zip(COLOURS, ("published", "held out", "after norm"), strict=False):
             upper.plot(x, rows[name], ".-", color=colour, label=name)
-        lower.errorbar(x, rows.cost, MIN_STANDARD_ERRORS * rows.error, fmt=".", color=COLOURS[4])
+        lower.plot(x, rows.cost, ".", color=COLOURS[4])
         upper.set_title(label)
         lower.set(xlabel="block", yscale="log")
     panels[0, 0].set_ylabel("linearity")

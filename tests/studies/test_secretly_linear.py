@@ -14,7 +14,7 @@ USUAL = {
     "linearity": {"in_sample": 0.999, "value": 0.99, "after_norm": 0.995, "per_token": 0.1,
                   "branch_in_sample": 0.5, "branch_value": 0.4, "top_share": 0.1},
     "influence": {"value": 0.1, "relative_change": 0.2},
-    "substitution": {"value": 1.0, "error": 0.01},
+    "substitution": {"value": 1.0},
 }  # fmt: skip
 
 
@@ -31,15 +31,6 @@ def blocks(costs, published, **changed):
     ]
 
 
-def block(place, statistics):
-    """The value of a block, with replicates if it has an ``error``."""
-    value = statistics["value"]
-    error = statistics.get("error")
-    replicates = () if error is None else (value - error, value + error)
-    numbers = {name: number for name, number in statistics.items() if name != "error"}
-    return Value(place, numbers, 8, replicates=replicates)
-
-
 def run_of(networks):
     """A run of ``{(model, weights, seed): blocks}``."""
     records = [
@@ -54,7 +45,7 @@ def run_of(networks):
             },
             measure={"name": measure, "version": "1", "options": {}},
             probe={"name": "sites", "options": {}, "samples": 8, "kinds": {}},
-            result=Result.of([block(f"b.{i}", own[measure]) for i, own in enumerate(rows)]),
+            result=Result.of([Value(f"b.{i}", own[measure], 8) for i, own in enumerate(rows)]),
         )
         for (model, weights, seed), rows in networks.items()
         for measure in USUAL
@@ -64,7 +55,7 @@ def run_of(networks):
 
 def mlps(scores, costs):
     return [
-        USUAL | {"linearity": {"value": score}, "substitution": {"value": cost, "error": 0.001}}
+        USUAL | {"linearity": {"value": score}, "substitution": {"value": cost}}
         for score, cost in zip(scores, costs, strict=True)
     ]
 
@@ -172,11 +163,6 @@ def test_pairs_in_another_order_are_counted():
     assert (turned.pairs, turned.changed, turned.tau) == (10, 10, pytest.approx(-1))
     swapped = pairs(costs=(2.0, 1.0, 3.0, 4.0, 5.0))
     assert (swapped.pairs, swapped.changed, swapped.tau) == (10, 1, pytest.approx(0.8))
-
-
-def test_costs_within_two_errors_do_not_count():
-    close = pairs(costs=(1.0, 1.02, 2.0, 3.0, 4.0))
-    assert close.pairs == 9
 
 
 @pytest.mark.parametrize(
