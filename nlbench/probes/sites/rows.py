@@ -709,8 +709,9 @@ def _nested_entries(arguments: Iterable[Any]) -> tuple[dict[str, Any], set[str]]
 
     Examples
     --------
-    >>> _nested_entries([{"text": {"ids": 1, "mask": 2}}, {"mask": 3}])
-    ({'text': {'ids': 1, 'mask': 2}, 'ids': 1, 'mask': 2}, {'mask'})
+    >>> entries, repeated = _nested_entries([{"text": {"ids": 1, "mask": 2}}, {"mask": 3}])
+    >>> sorted(entries), repeated
+    (['ids', 'mask', 'text'], {'mask'})
     """
     entries: dict[str, Any] = {}
     repeated: set[str] = set()
