@@ -219,8 +219,8 @@ def network_values(run: Run, measure: str) -> pd.Series:
 
 
 def _setting(subject: SubjectFacts) -> tuple[str, int]:
-    header = subject.weights_metadata or {}
-    seed = int(header["seed"])
+    header = subject.weights_metadata or {"recipe": UNTRAINED}
+    seed = int(header.get("seed", subject.seed))
     if level := float(header.get("label_noise", 0)):
         return f"noise {level:g}", seed
     if header["recipe"] == UNTRAINED:

@@ -1,5 +1,7 @@
 """The five studies of linear regions: verdicts follow from the paths' numbers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from paths_of_networks import record, run_of
@@ -203,3 +205,10 @@ def test_trainings_have_shared_names(tmp_path, monkeypatch):
     quick = linear_regions.trained_networks(Context(tmp_path, "noise", quick=True))
     assert len(asked) == 7
     assert all(file.is_file() for file in quick)
+
+
+def test_networks_without_a_header_are_initialised():
+    made = record("absdev", "initialised", 3, [1.0])
+    subject = replace(made.subject, weights_metadata=None)
+    values = linear_regions.path_values(run_of([replace(made, subject=subject)]), "absdev")
+    assert values.setting.tolist() == ["initialised"]
