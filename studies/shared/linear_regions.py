@@ -188,7 +188,7 @@ def _untrained_networks(context: Context, model: str, data: str) -> Iterator[Pat
     for seed in context.seeds_or(SEEDS):
         file = folder / f"{model}-{data.replace('/', '-')}-untrained-seed{seed}.safetensors"
         network = build_model(model, dataset, seed)
-        save_weights(file, network, {"recipe": UNTRAINED, "seed": str(seed)})
+        save_weights(file, network, {"recipe": UNTRAINED, "seed": str(seed), "data": data})
         yield file
 
 
