@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from nlbench.errors import Undefined
 from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.batch_independence import (
-    GROUP_TOLERANCE_EPS,
+    PAIR_TOLERANCE_EPS,
     check_batch_independence,
     equal_rows,
     other_samples,
@@ -217,7 +217,7 @@ def places_with_padding(
         for name, values in first.items()
         if name in second
         and values.shape == second[name].shape
-        and not equal_rows(second[name], values, GROUP_TOLERANCE_EPS)
+        and not equal_rows(second[name], values, PAIR_TOLERANCE_EPS)
     ]
     return unique(changed)
 
