@@ -125,17 +125,18 @@ def _airfoil_verdicts(networks: pd.DataFrame) -> list[Verdict]:
     return [
         Verdict(
             "NeuralFoil's eight sizes: the more spread the scores, the more accurate",
-            "r = 0.755 (of classifiers)",
+            "",
             correlation_text("r", spread),
             correlates(spread),
-            "trained networks; accuracy is minus the logarithm of the published error",
+            "published of classifiers: r = 0.755; trained networks; accuracy is minus the "
+            "logarithm of the published error",
         ),
         _test_best_predictor(
             networks,
             STATISTICS,
             "NeuralFoil's eight sizes: a statistic of the scores predicts accuracy better than "
             "the logarithm of the size and the depth do",
-            "a statistic of the scores",
+            "",
             ("parameters", "sites"),
         ),
     ]

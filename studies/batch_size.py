@@ -78,8 +78,8 @@ class BatchSize(Study):
                 "The score of each site is the same at all batch sizes",
                 "stable",
                 f"{sizes[0]} to {sizes[-1]}: largest change "
-                f"{range_text(shifts.groupby('weights').max(), '.3f')}; batches differ by "
-                f"{noises.mean():.3f}",
+                f"{range_text(shifts.groupby('weights').max(), '.3f')}; batches differ there by "
+                f"{range_text(noises[shifts.groupby('weights').idxmax()], '.3f')}",
                 mean_below(excess),
                 "agrees if no site changes by more than the standard deviation over batches of "
                 f"{sizes[0]}, the paper's own measure of noise: the largest excess, with its 95% t "

@@ -17,7 +17,7 @@ from nlbench.measure import Measure, Result
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
 from .framework.network_measure import network_measure
-from .framework.verdicts import in_most_networks, range_text
+from .framework.verdicts import all_hold, in_most_networks, mean_above, range_text
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -232,13 +232,14 @@ def change_table(table: pd.DataFrame) -> pd.DataFrame:
     """Return, by seed, the logarithmic change of each measure per epoch.
 
     ``at collapse`` and ``before`` are those of the collapsing network, ``safe`` is that of the
-    other one over the same epochs as ``at collapse``.
+    other one over the same epochs as ``at collapse``. Seeds of which the other one collapses, too,
+    are left out.
     """
     rows = []
     for seed, networks in table.groupby("seed"):
         collapsing, safe = (networks[networks.epsilon == e] for e in (COLLAPSING, SAFE))
         collapse = find_collapse(list(collapsing.robust))
-        if collapse is None or not collapse[0]:
+        if collapse is None or not collapse[0] or find_collapse(list(safe.robust)):
             continue
         epochs = collapsing.epoch.to_numpy()
         best, after = collapse
@@ -277,21 +278,25 @@ def _verdicts(table: pd.DataFrame, changes: pd.DataFrame) -> list[Verdict]:
         )
     ]
     claims = {
-        "safe": ("rises with the collapse", "than in the network that doesn't collapse"),
+        "safe": (
+            "rises with the collapse",
+            "than in the network that doesn't collapse, whose ε is smaller",
+        ),
         "before": ("jumps at the collapse", "than in the epochs before"),
     }
     for name, subject in NAMES.items():
         rows = changes[changes.measure == name]
         for column, (claim, others) in claims.items():
-            larger = (rows["at collapse"] > rows[column]) & (rows["at collapse"] > 0)
+            at_collapse = rows["at collapse"]
+            larger = (at_collapse > rows[column]) & (at_collapse > 0)
             verdicts.append(
                 Verdict(
                     f"{subject} {claim}",
                     PUBLISHED if name == "local-linearity" and column == "safe" else "",
                     f"{_percent(rows['at collapse'])} an epoch vs. {_percent(rows[column])}; "
                     f"{larger.sum()} of {len(rows)} seeds",
-                    in_most_networks(larger),
-                    f"it rises, and faster {others}; sign test over seeds that collapse",
+                    all_hold([mean_above(at_collapse), mean_above(at_collapse - rows[column])]),
+                    f"it rises, and faster {others}; 95% t intervals over seeds that collapse",
                 )
             )
     return verdicts

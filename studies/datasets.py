@@ -11,7 +11,7 @@ from nlbench.store.signature import dtw_distances
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
-from .framework.verdicts import in_most_networks, mean_and_spread
+from .framework.verdicts import interval_text, mean_above, mean_and_spread
 from .shared.site_scores import AFFINITY, signatures, site_scores
 from .shared.small_networks import DATA, measure_networks, seeds_by_model
 
@@ -86,15 +86,15 @@ def _is_farther(
 ) -> Verdict:
     if nearer not in distances or farther not in distances:
         return Verdict(claim, published, remark="not measured")
-    is_farther = (distances[farther] > distances[nearer]).to_numpy()
+    differences = (distances[farther] - distances[nearer]).dropna()
     means = (f"{name} {mean_and_spread(distances[name])}" for name in (farther, nearer))
     return Verdict(
         claim,
         published,
-        "; ".join(means),
-        in_most_networks(is_farther),
-        f"{is_farther.sum()} of {len(is_farther)} networks in this order, compared within each; "
-        "sign test; ± sd over networks",
+        f"{'; '.join(means)}; farther by {interval_text(differences)}",
+        mean_above(differences),
+        f"{(differences > 0).sum()} of {len(differences)} networks in this order; differences "
+        "within each, with their 95% t interval over networks; ± sd over networks",
     )
 
 

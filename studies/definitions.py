@@ -80,7 +80,7 @@ class Definitions(Study):
         same = by_network.connected["cancelling"] - by_network.connected["plain"]
         verdicts = [
             Verdict(
-                "In a trained network the three counts agree",
+                "In the bundled VGG8 the three counts agree",
                 "",
                 f"{vgg8.activation:,.0f} activation regions, {vgg8.affine:,.0f} affine maps on the "
                 f"path: {spread:.2%} apart",
@@ -89,7 +89,7 @@ class Definitions(Study):
             ),
             Verdict(
                 "Units that cancel add activation regions, and no others",
-                "by construction",
+                "",
                 f"{cancelling.activation:.1f} for {plain.activation:.1f} activation regions; "
                 f"connected ones differ by at most {same.abs().max():.0f}",
                 bool(
@@ -99,7 +99,7 @@ class Definitions(Study):
             ),
             Verdict(
                 "Units that are doubled add no region",
-                "by construction",
+                "",
                 f"{means.loc['doubled'].activation:.1f} for {plain.activation:.1f}",
                 within(by_network.activation["doubled"] - by_network.activation["plain"], 0, 0),
             ),

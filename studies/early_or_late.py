@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
 from .framework.trends import MIN_NETWORKS, network_interval
-from .framework.verdicts import Decision, above, mean_above
+from .framework.verdicts import Decision, above, mean_above, mean_below
 from .shared.linearised_networks import (
     MAX_ACCURACY_LOSS,
     MIN_LINEAR_FRACTION,
@@ -109,7 +109,10 @@ class EarlyOrLate(Study):
         verdicts = [
             _test_gap(table, "from-start", LATE_CLAIM, "a significant gap in performance"),
             _test_gap(
-                harder, "from-start", f"{HARDER_DATA}: {LATE_CLAIM[0].lower()}{LATE_CLAIM[1:]}"
+                harder,
+                "from-start",
+                f"{HARDER_DATA}: {LATE_CLAIM[0].lower()}{LATE_CLAIM[1:]}",
+                "a significant gap in performance",
             ),
             _test_difficulty(table, harder),
             _test_gap(
@@ -208,8 +211,8 @@ def _format_points(gaps: NDArray[np.float64]) -> str:
 def _test_gap(table: pd.DataFrame, mode: str, claim: str, published: str = "") -> Verdict:
     """Test whether late networks are more accurate than those of `mode` at equal path lengths."""
     gaps = late_advantages(table, mode, "pathlength")
-    decision = mean_above(gaps)
-    if decision.agrees is None and network_interval(gaps)[1] < MIN_GAP:
+    decision = mean_above(gaps, MIN_GAP)
+    if decision.agrees is False and not mean_below(gaps).agrees:
         is_hard = mean_above(floor_losses(table), MIN_LINEAR_LOSS).agrees
         decision = Decision(False if is_hard else None)
     return Verdict(
@@ -218,10 +221,10 @@ def _test_gap(table: pd.DataFrame, mode: str, claim: str, published: str = "") -
         _format_points(gaps),
         Decision(None) if is_short(table) else decision,
         "each network compared with the curve of the late networks with its seed, interpolated at "
-        "its path length; mean over each seed, then the 95% t interval over seeds; disagrees if "
-        f"the interval lies below 0, or below {100 * MIN_GAP:g} point if networks whose units are "
-        f"all linear lose more than {100 * MIN_LINEAR_LOSS:g} (on an easier task there is nothing "
-        "to lose)",
+        "its path length; mean over each seed, then the 95% t interval over seeds; agrees if it "
+        f"lies above {100 * MIN_GAP:g} point; disagrees if it lies below 0, or below "
+        f"{100 * MIN_GAP:g} point if networks whose units are all linear lose more than "
+        f"{100 * MIN_LINEAR_LOSS:g} (on an easier task there is nothing to lose)",
     )
 
 

@@ -109,12 +109,13 @@ def _trained_transformers(runs: Runs) -> Verdict:
     higher = [means[name] for name in CONVOLUTIONAL if name in means]
     return Verdict(
         "Trained Transformers of the zoo are more nonlinear than its convolutional networks",
-        "lowest scores (of ViTs)",
+        "",
         f"mean score {range_text(lower)}; the others {range_text(higher)}"
         if lower and higher
         else "",
         networks_ordered(lower, higher),
-        "Transformers for text and for molecules vs. networks for images and sounds; agrees if "
+        "published of ViTs: lowest scores; Transformers for text and for molecules vs. networks "
+        "for images and sounds; agrees if "
         "every one is below every other; a number needed is that of the smaller group",
     )
 

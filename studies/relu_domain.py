@@ -85,11 +85,12 @@ class ReluDomain(Study):
             ),
             Verdict(
                 "Where all inputs are negative the score is a number",
-                "0.2929, by the published code",
+                "",
                 f"{negative.isna().sum()} of {len(negative)} windows undefined: constant output",
                 bool(negative.notna().all()) if len(negative) else None,
-                "the score of a constant output is undefined; a ridge added to the numerator and "
-                "the denominator makes it 1 - 1/√2 = 0.2929",
+                "by definition: the score of a constant output is 0 / 0, which nlbench leaves "
+                "undefined; the published code's ridge in the numerator and the denominator makes "
+                "it 1 - 1/√2 = 0.2929",
             ),
         ]
         return Findings(

@@ -21,7 +21,14 @@ from .correlations import NAMES, OTHERS
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure
 from .framework.trends import MIN_NETWORKS, deviation_interval
-from .framework.verdicts import below, in_most_networks, mean_and_spread, ordered, range_text
+from .framework.verdicts import (
+    below,
+    interval_text,
+    mean_above,
+    mean_and_spread,
+    ordered,
+    range_text,
+)
 from .shared.linear_regions import RECIPES, shipped_networks
 from .shared.linearised_networks import linearise, original_network
 from .shared.site_scores import AFFINITY, nearest_shares_group, signatures, site_scores
@@ -91,7 +98,8 @@ class Seeds(Study):
                     "",
                     names,
                     compared.distances,
-                    "by chance it would be {chance:.0%}",
+                    "by chance it would be {chance:.0%}; distances are sums over sites, so longer "
+                    "signatures are farther away",
                 ),
                 _moves_less_than_training(compared.distances, moved),
             ],
@@ -191,14 +199,15 @@ def _moves_less_than_training(
     between_seeds = distances[np.ix_(list(moved), list(moved))]
     others = between_seeds.sum(0) / max(1, len(moved) - 1)
     by_training = np.array(list(moved.values()))
-    is_farther = by_training > others
+    differences = by_training - others
     return Verdict(
         "Seeds make less of a difference than training does",
         "stable over seeds, different for other weights",
         f"VGG8: {others.mean():.2f} between seeds, {by_training.mean():.2f} from drawn to trained",
-        in_most_networks(is_farther),
-        f"in {is_farther.sum()} of {len(is_farther)} networks: DTW distance to their own signature "
-        "before training vs. the mean distance to those of other seeds; sign test",
+        mean_above(differences),
+        f"in {(differences > 0).sum()} of {len(differences)} networks: DTW distance to their own "
+        "signature before training vs. the mean distance to those of other seeds; difference "
+        f"{interval_text(differences)}, 95% t interval over networks",
     )
 
 

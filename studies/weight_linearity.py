@@ -18,7 +18,7 @@ from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
 from .framework.network_measure import network_measure
 from .framework.trends import MIN_NETWORKS, network_interval
-from .framework.verdicts import Decision, above, below, in_most_networks, range_text
+from .framework.verdicts import Decision, above, below, interval_text, mean_above, range_text
 from .shared.linearised_networks import (
     SOURCE,
     epochs_remark,
@@ -218,7 +218,7 @@ def _verdicts(table: pd.DataFrame) -> list[Verdict]:
     verdicts = []
     for name, claim in QUANTITIES.items():
         late, early = (means[name][mode] for mode in MODES)
-        decision = in_most_networks(late < early)
+        decision = mean_above(early - late)
         verdicts.append(
             Verdict(
                 claim,
@@ -227,7 +227,8 @@ def _verdicts(table: pd.DataFrame) -> list[Verdict]:
                 f"{(late < early).sum()} of {len(late)} seeds",
                 Decision(None, decision.needed) if short else decision,
                 "since the networks that they start from, trained ones for late, initialised for "
-                "early; mean over ω for each seed, then a sign test over seeds",
+                "early; mean over ω for each seed, then the 95% t interval of the difference over "
+                f"seeds, {interval_text(early - late)}",
             )
         )
     return [*verdicts, _test_within(table), _test_explained(table)]

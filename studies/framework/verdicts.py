@@ -205,7 +205,8 @@ def networks_ordered(lower: ArrayLike, higher: ArrayLike) -> Decision:
     """Test whether every network of one group has a lower value than every network of another.
 
     It is not used for fewer than three networks, or where such an order has a probability of 5 % or
-    more by chance. The number needed is that of the smaller group.
+    more by chance. The number needed is that of the smaller group. Groups that overlap are
+    undecided, and no number of networks changes that.
 
     Examples
     --------
@@ -213,7 +214,7 @@ def networks_ordered(lower: ArrayLike, higher: ArrayLike) -> Decision:
     (Decision(agrees=True, needed=0), Decision(agrees=None, needed=3))
     """
     fewer, more = sorted((np.size(lower), np.size(higher)))
-    if not fewer:
+    if not fewer or ordered(lower, higher) is None:
         return Decision(None)
     needed = max(fewer, MIN_NETWORKS)
     while 2 / math.comb(needed + max(more, needed), needed) >= SIGNIFICANCE:
@@ -260,12 +261,19 @@ def below(values: ArrayLike, bound: float = 0.0) -> bool | None:
     return above(-_array(values), -bound)
 
 
-def correlates_weakly(correlation: Correlation, bound: float) -> Decision:
+def correlates_weakly(correlation: Correlation, bound: float, widening: float = 1.0) -> Decision:
     """Test whether a correlation is smaller than a bound in size, by its 95% interval.
 
     An equivalence test: it agrees if the interval lies within ±`bound`, and disagrees if it lies
-    outside. Otherwise it needs more networks if an interval as wide as this one would accept a
-    correlation of 0 with a probability below 80%.
+    outside. Otherwise it needs more networks if a correlation of 0 would be accepted with a
+    probability below 80%.
+
+    Parameters
+    ----------
+    correlation : Correlation
+    bound : float
+    widening : float
+        Width of the interval, relative to that of a correlation of 0 over as many networks.
 
     Examples
     --------
@@ -279,7 +287,7 @@ def correlates_weakly(correlation: Correlation, bound: float) -> Decision:
         return Decision(None, MIN_NETWORKS if correlation.n < MIN_NETWORKS else 0)
     limits = np.array([correlation.low, correlation.high])
     low, high = np.arctanh(np.clip(limits, -MAX_CORRELATION, MAX_CORRELATION))
-    return _lies_within((low, high), math.atanh(bound), correlation.n)
+    return _lies_within((low, high), math.atanh(bound), correlation.n, widening)
 
 
 def mean_near(values: ArrayLike, target: float, tolerance: float) -> Decision:
@@ -299,12 +307,14 @@ def mean_near(values: ArrayLike, target: float, tolerance: float) -> Decision:
     return _lies_within((low, high), tolerance, len(array))
 
 
-def _lies_within(interval: tuple[float, float], limit: float, networks: int) -> Decision:
+def _lies_within(
+    interval: tuple[float, float], limit: float, networks: int, widening: float = 1.0
+) -> Decision:
     """Test whether a t interval over networks lies within ± a limit, if it has the power to."""
     low, high = interval
     if low > limit or high < -limit:
         return Decision(False)
-    error = (high - low) / 2 / stats.t.ppf(1 - SIGNIFICANCE / 2, networks - 1)
+    error = (high - low) / 2 / stats.t.ppf(1 - SIGNIFICANCE / 2, networks - 1) / widening
     if error * _equivalence_width(networks) <= limit:
         return Decision(True if max(-low, high) <= limit else None)
     # Normal quantiles are smaller than those of t, so this is a lower bound.

@@ -25,8 +25,10 @@ def answers(run):
     return [verdict.agrees for verdict in History().analyse({"run": run}).verdicts[:-1]]
 
 
-@pytest.mark.parametrize("mean", [0.3, 0.7])
-def test_two_zoo_transformers_need_a_third(mean):
+@pytest.mark.parametrize(
+    ("mean", "word"), [(0.3, "needs 4 networks"), (0.7, "can't tell")], ids=["below", "among"]
+)
+def test_too_few_zoo_transformers_decide_nothing(mean, word):
     means = {"minilm-l6": mean, "rxnmapper": 0.2, "mtcnn-onet": 0.6, "crepe-tiny": 0.8}
     means |= {"mtcnn-rnet": 0.6, "efficientnet-lite0": 0.8}
     zoo = {
@@ -36,7 +38,7 @@ def test_two_zoo_transformers_need_a_third(mean):
     runs = {"run": made(lambda year: 0.8), "zoo": make_signatures(zoo)}
     findings = History().analyse(runs)
     verdict = findings.verdicts[-1]
-    assert verdict.word == "needs 4 networks"
+    assert verdict.word == word
     assert "0.60" in verdict.ours
     assert sum("zoo/mtcnn-pnet was not measured" in remark for remark in findings.remarks) == 1
     assert History().analyse({"run": runs["run"]}).verdicts[-1].agrees is None

@@ -80,6 +80,24 @@ def test_weak_correlation_needs_an_interval_within(value, networks, answer):
     assert bool(decision.needed) is (networks == 20)
 
 
+def test_power_of_a_weak_correlation_is_that_of_none():
+    """Spearman's interval is wider at 0.63 than at 0, so as many networks as here suffice."""
+    found = spearman(*_pairs_with_correlation(0.63, 42))
+    widening = math.sqrt(1 + found.value**2 / 2)
+    assert correlates_weakly(found, 0.5).needed > 42
+    assert correlates_weakly(found, 0.5, widening) == Decision(None)
+    none = spearman(*_pairs_with_correlation(0.0, 42))
+    assert correlates_weakly(none, 0.5).agrees
+
+
+def _pairs_with_correlation(value, networks):
+    rng = np.random.default_rng(0)
+    pairs = (
+        rng.multivariate_normal([0, 0], [[1, value], [value, 1]], networks).T for _ in range(200)
+    )
+    return min(pairs, key=lambda xy: abs(spearman(*xy).value - value))
+
+
 @pytest.mark.parametrize("networks", [3, 9, 40])
 def test_weak_correlations_are_accepted_with_power(networks):
     """Where the test is used, it accepts unrelated networks in four of five simulated studies."""
@@ -255,3 +273,7 @@ def test_orders_likely_by_chance_need_more_networks(fewer, more, needed):
     assert networks_ordered(enough, larger) == Decision(True)
     assert networks_ordered(larger, enough) == Decision(False)
     assert 2 / math.comb(len(enough) + len(larger), needed) < 0.05
+
+
+def test_no_number_of_networks_orders_groups_that_overlap():
+    assert networks_ordered([1, 4], [2, 3, 5]) == Decision(None)

@@ -96,8 +96,13 @@ def gaps(runs):
 def test_planted_gap_is_found():
     assert words("early-or-late", late_and_early(0.03))[-2:] == ["needs 3 networks", "yes"]
     assert gaps(late_and_early(0.03, shallow=0.03)) == ["yes", "yes", "can't tell", "yes"]
-    assert gaps(late_and_early(0.01, hard_gap=0.05))[:3] == ["yes", "yes", "yes"]
+    assert gaps(late_and_early(0.02, hard_gap=0.05))[:3] == ["yes", "yes", "yes"]
     assert gaps(late_and_early(0.05, hard_gap=0.01))[2] == "no"
+
+
+@pytest.mark.parametrize(("lost", "answer"), [(0.01, "can't tell"), (0.03, "no")])
+def test_gap_below_a_point_is_none_where_linear_units_cost_more(lost, answer):
+    assert gaps(late_and_early(0.004, lost))[0] == answer
 
 
 def test_networks_of_one_seed_count_once():
