@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nlbench import registry
+from nlbench.studies.framework.verdicts import sign_test_power, smallest_mean, smallest_tolerance
 from nlbench.studies.shared.benchmark_results import FILE, save_results
 from nlbench.studies.shared.ladders import HELD_OUT
 from nlbench.studies.shared.orders import CONSTANT, NO_DIRECTION
@@ -31,6 +32,8 @@ END = "<!-- end -->\n"
 WORDS = ("yes", "no", "can't tell", "needs more")
 QUOTED = ("removal", "prediction")
 """Studies of which the page quotes tables."""
+NETWORKS = (3, 5, 6, 8, 9, 12, 20, 42)
+HELD = (0.98, 0.9, 0.8)
 LADDERS = ("trained-ladders", "held-out-ladders")
 # Claims that are confirmed, and others that are not, about the same networks and paths.
 CONFIRMED = [
@@ -67,6 +70,17 @@ def paper_table() -> str:
         if citation:
             studies.setdefault(citation, []).append(f"`{name}`")
     return _table(["paper", "studies"], ((key, ", ".join(studies[key])) for key in sorted(studies)))
+
+
+def power_table() -> str:
+    """Return what the criteria can decide, by the number of networks."""
+    head = ["networks", *(f"held in {share:.0%}" for share in HELD), "mean", "equivalence"]
+    rows = []
+    for n in NETWORKS:
+        signs = (f"{sign_test_power(n, held=share):.2f}" for share in HELD)
+        sizes = (smallest_mean(n), smallest_tolerance(n))
+        rows.append([str(n), *signs, *(f"{size:.2f}" for size in sizes)])
+    return _table(head, rows)
 
 
 def count_table() -> str:
@@ -113,9 +127,10 @@ def order_table(name: str, ladders: Sequence[str]) -> str:
     cells: dict[str, dict[str, str]] = {}
     for row in _read(file):
         word = row["what it does"].removesuffix(NO_DIRECTION)
+        direction = row["what it does"].removeprefix(word)
         text = "constant" if word == CONSTANT else "undefined"
         if word in ORDER_WORDS:
-            text = f"{word}, {float(row['tau']):.2f}".replace("-", "−")
+            text = f"{word}, {float(row['tau']):.2f}{direction}".replace("-", "−")
         cells.setdefault(f"`{row['measure']}`", {})[row["ladder"]] = text
     names = [name for name in ladders if any(name in row for row in cells.values())]
     rows = [[measure, *(row.get(name, "–") for name in names)] for measure, row in cells.items()]
@@ -153,6 +168,7 @@ def update(page: str) -> str:
         "papers": paper_table,
         "confirmed": lambda: remark_table(CONFIRMED),
         "not confirmed": lambda: remark_table(NOT_CONFIRMED),
+        "power": power_table,
         "count": count_table,
         "verdicts": verdict_table,
         "trained": lambda: order_table("trained-ladders", [plant.name for plant in PLANTS]),

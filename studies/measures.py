@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ from .shared.ladder_cells import (
 )
 from .shared.ladder_tables import (
     MAX_DEPARTURE,
+    TARGET_SECONDS,
     Orders,
     agreement_table,
     exactness_table,
@@ -56,7 +58,7 @@ from .shared.ladders import (
     Ladder,
     request_weights,
 )
-from .shared.orders import WORDS, Order, adjusted, compute_order
+from .shared.orders import SEEN, WORDS, Order, adjusted, compute_order
 
 SAMPLES = 512
 PAIRS = 32
@@ -65,6 +67,8 @@ IMAGES = 4
 segments around each."""
 QUICK_SAMPLES = 128
 QUICK_PAIRS = 2
+TIMED = ("relu", "residual", "sine")
+"""Ladders on which costs are measured, at most one per question."""
 BATCHES = {f"{probe}.batch": 32 for probe in ("sites", "function", "outputs", "graph")}
 MIN_TRAIN_ACCURACY = 0.95
 """Minimum training accuracy for the labels to count as learned."""
@@ -116,7 +120,7 @@ class Measures(Study):
         if not context.quick:
             # A run of a single measure includes all costs of that measure.
             alone = replace(context, execution=ExecutionOptions(threads=1))
-            for ladder in ("relu", "residual", "sine"):
+            for ladder in TIMED:
                 for measure in names:
                     (fields,) = build_requests(context, LADDERS[ladder], (0, 1, 2, 3))
                     family = LADDERS[ladder].data.partition("/")[0]
@@ -133,12 +137,13 @@ class Measures(Study):
         orders = _orders(cells, descriptions)
         names = unique(measure for measure, _ in orders)
         shipped, shipped_precision = shipped_results(descriptions)
-        order = pd.concat([order_table(orders), shipped], ignore_index=True)
-        precision = pd.concat([precision_table(cells), shipped_precision], ignore_index=True)
+        measured = order_table(orders)
+        order = pd.concat([measured, shipped], ignore_index=True)
+        precision = precision_table(cells, measured)
+        precision = pd.concat([precision, shipped_precision], ignore_index=True)
         precision = precision.drop_duplicates(["measure", "ladder"], ignore_index=True)
         questions = question_table(order, precision)
         questions["from"] = np.where(questions.measure.isin(shipped.measure), "shipped", "this run")
-        common = order[order.ladder.isin(_common_ladders(cells, order))]
         exact = exactness_table(cells, descriptions)
         tables = {
             "Measures by questions: ladders seen": questions,
@@ -160,7 +165,7 @@ class Measures(Study):
             {title: table for title, table in tables.items() if len(table)},
             {"Criteria by measures": _figure(order, precision, names)},
             _remarks(cells, list(shipped.measure.unique())),
-            headline=_headline(question_table(common, precision)),
+            headline=_headline(order, precision) if _is_full(runs) else [],
         )
 
 
@@ -226,35 +231,36 @@ def _orders(cells: pd.DataFrame, descriptions: Mapping[str, MeasureInfo]) -> Ord
     return orders
 
 
-def _common_ladders(cells: pd.DataFrame, order: pd.DataFrame) -> list[str]:
-    """Return the ladders on which all measures have an order from the same networks.
-
-    Shipped orders come from all seeds of a ladder.
-    """
-    measured = cells[cells.part == ""].groupby("ladder").seed.agg(set)
-    is_complete = {name: measured.get(name) == set(LADDERS[name].seeds) for name in LADDERS}
-    count = order.measure.nunique()
-    by_ladder = order.groupby("ladder").measure.nunique()
-    return [
-        name for name, complete in is_complete.items() if complete and by_ladder.get(name) == count
-    ]
+def _is_full(runs: Runs) -> bool:
+    """Return True if every ladder was measured with its own seeds and number of samples."""
+    for name, ladder in LADDERS.items():
+        subjects = [record.subject for record in runs[name].records] if name in runs else []
+        networks = {(ladder.find_rung(subject), subject.seed) for subject in subjects}
+        if networks != set(itertools.product(range(len(ladder.rungs)), ladder.seeds)):
+            return False
+        if any(subject.samples != SAMPLES for subject in subjects):
+            return False
+    return True
 
 
-def _headline(questions: pd.DataFrame) -> list[str]:
-    """For each question, name the measures that see the most ladders, cheapest first."""
+def _headline(order: pd.DataFrame, precision: pd.DataFrame) -> list[str]:
+    """For each question, name the measures with a direction that see the most ladders."""
+    seen = order[order["what it does"].isin(SEEN) & (order.measure != REFERENCE)]
     lines = []
     for question, words in QUESTIONS.items():
-        if question not in questions:
+        ladders = [name for name, ladder in LADDERS.items() if ladder.question == question]
+        counts = seen[seen.ladder.isin(ladders)].groupby("measure", sort=False).size()
+        if not len(counts):
             continue
-        counts = questions[question].str.extract(r"^(\d+) of (\d+)").astype(float)
-        if not counts[0].max() > 0:
-            continue
-        best = questions[counts[0] == counts[0].max()]
-        best = best.sort_values("seconds to 2 %", kind="stable").measure
+        timed = [name for name in TIMED if name in ladders]
+        costs = precision[precision.ladder.isin(timed)].set_index("measure")[TARGET_SECONDS]
+        best = costs.reindex(counts.index[counts == counts.max()]).sort_values(kind="stable")
+        is_priced = best.notna().all()
+        note = f" (cheapest first on {timed[0]}, at equal precision)" if is_priced else ""
         lines.append(
-            f"{words} {counts[0].max():.0f} of {counts[1].max():.0f} ladders are seen by "
-            f"{', '.join(best)} (cheapest first, at equal precision); others see fewer, or have no "
-            "value on some."
+            f"{words} {counts.max()} of {len(ladders)} ladders are seen by "
+            f"{', '.join(best.index)}{note}; others that declare a direction see fewer, or have "
+            "no value on some."
         )
     return lines
 
@@ -428,7 +434,8 @@ def _remarks(cells: pd.DataFrame, shipped: Sequence[str]) -> list[str]:
         "Verdicts follow from exact trend tests within seeds, adjusted by Holm's method over a "
         "measure's planted or published ladders; a recovered order requires at least six "
         "networks.",
-        "Seconds depend on the machine and its load.",
+        "Seconds depend on the machine and its load. Costs at equal precision are extrapolated and "
+        "given only on ladders that the measure sees.",
     ]
     if shipped:
         remarks.append(
@@ -477,7 +484,7 @@ def _figure(order: pd.DataFrame, precision: pd.DataFrame, measured: Sequence[str
         axes.axvline(0, color="0.7", lw=0.8)
         axes.set(xlim=(-1.08, 1.08), xlabel="mean τ")
         axes.set_title(question, fontsize=8)
-    seconds = precision.groupby("measure")["seconds to 2 %"].median()
+    seconds = precision.groupby("measure")[TARGET_SECONDS].median()
     known = [(row, seconds[name]) for row, name in enumerate(names) if name in seconds.index]
     known = [(row, value) for row, value in known if value > 0 and math.isfinite(value)]
     panels[-1].barh([row for row, _ in known], [value for _, value in known], color="0.75")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -169,7 +169,7 @@ class TrainedLadders(Study):
             ladder = plant.ladder((0, 0.5, 1) if context.quick else AMOUNTS)
             files = _write_rungs(context, plant, ladder)
             measures = context.measures or plant.measures
-            if context.quick:
+            if context.quick and not context.measures:
                 measures = tuple(name for name in measures if name not in LINE_MEASURES)
             request = Request(
                 measures,
@@ -307,16 +307,28 @@ def _family(ladder: str) -> str:
     return re.split(r"-|\d", ladder, maxsplit=1)[0]
 
 
+def _describe_missing(plant: Plant, measured: Collection[str]) -> str:
+    """Return the measures without a cell on a network, grouped by reason."""
+    reasons: dict[str, str] = {}
+    for names, reason in plant.omitted.items():
+        reasons |= dict.fromkeys(names.split(","), reason)
+    missing: dict[str, list[str]] = {}
+    for name in MEASURES:
+        if name not in measured:
+            missing.setdefault(reasons.get(name, "not in this run"), []).append(name)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in missing.items())
+
+
 def _extent_table(cells: pd.DataFrame) -> pd.DataFrame:
     """Return one row per network: samples, draws, and the measures that were not run."""
     rows = []
     for plant in PLANTS:
         measured = cells[cells.ladder == plant.name]
         seeds = int(measured.seed.nunique())
-        omitted = [f"{names.replace(',', ', ')}: {why}" for names, why in plant.omitted.items()]
+        missing = _describe_missing(plant, set(measured.measure))
         if not seeds:
-            omitted = [plant.problem or "not part of the quick version"]
+            missing = plant.problem or "not part of the quick version"
         seconds = measured.groupby(["seed", "rung"]).seconds.max().median()
-        rows.append((plant.name, plant.samples, seeds, "; ".join(omitted), seconds))
+        rows.append((plant.name, plant.samples, seeds, missing, seconds))
     columns = ["network", "samples", "draws", "not run", "seconds of the slowest pass"]
     return pd.DataFrame(rows, columns=columns)

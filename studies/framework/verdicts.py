@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy import optimize, stats
 
 from nlbench.reports.agreement import Correlation
 
@@ -127,8 +127,8 @@ def in_most_networks(
     return Decision(None)
 
 
-def sign_test_power(networks: int, chance: float = 0.5) -> float:
-    """Compute the probability that the test accepts a claim that holds for `CLAIMED_FRACTION`.
+def sign_test_power(networks: int, chance: float = 0.5, held: float = CLAIMED_FRACTION) -> float:
+    """Compute the probability that `in_most_networks` accepts a claim that holds for a fraction.
 
     Examples
     --------
@@ -136,13 +136,33 @@ def sign_test_power(networks: int, chance: float = 0.5) -> float:
     [0.0, 0.0, 0.89, 0.99]
     """
     counts = np.arange(networks + 1)
-    probabilities = stats.binom.pmf(counts, networks, CLAIMED_FRACTION)
+    probabilities = stats.binom.pmf(counts, networks, held)
     return float(probabilities[_exceeds(counts, networks, chance)].sum())
 
 
 def _exceeds(count: ArrayLike, networks: int, chance: float) -> Any:
     """Return True where so many of the networks are significantly more than by chance."""
     return 2 * stats.binom.sf(np.asarray(count) - 1, networks, chance) < SIGNIFICANCE
+
+
+def smallest_mean(networks: int) -> float:
+    """Compute the distance from the bound that `mean_above` finds with the minimum power.
+
+    Returns
+    -------
+    float
+        In standard deviations over networks.
+
+    Examples
+    --------
+    >>> round(smallest_mean(3), 2), round(smallest_mean(20), 2)
+    (3.26, 0.66)
+    """
+    critical = stats.t.ppf(1 - SIGNIFICANCE / 2, networks - 1)
+    shift = optimize.brentq(
+        lambda shift: stats.nct.sf(critical, networks - 1, shift) - MIN_POWER, 0, 100
+    )
+    return float(shift / math.sqrt(networks))
 
 
 def mean_above(values: ArrayLike, bound: float = 0.0) -> Decision:
@@ -305,6 +325,22 @@ def mean_near(values: ArrayLike, target: float, tolerance: float) -> Decision:
         return Decision(None, MIN_NETWORKS)
     low, high = network_interval(array - target)
     return _lies_within((low, high), tolerance, len(array))
+
+
+def smallest_tolerance(networks: int) -> float:
+    """Compute the tolerance with which equivalence is found with the minimum power.
+
+    Returns
+    -------
+    float
+        In standard deviations over networks, for an exact match.
+
+    Examples
+    --------
+    >>> round(smallest_tolerance(3), 2), round(smallest_tolerance(20), 2)
+    (3.57, 0.76)
+    """
+    return _equivalence_width(networks) / math.sqrt(networks)
 
 
 def _lies_within(

@@ -11,19 +11,13 @@ import pandas as pd
 
 from nlbench.serialization.files import write_atomically
 
-from .ladder_tables import ORDER_COLUMNS
+from .ladder_tables import ORDER_COLUMNS, PRECISION_COLUMNS, clear_unseen_costs
 
 FILE = Path(__file__).with_name("benchmark_results.json")
 SIGNIFICANT_DIGITS = 4
 _TABLES = {
     "orders": ("order-kendall-s-tau-by-ladder.csv", ORDER_COLUMNS),
-    "precision": (
-        "precision-and-cost.csv",
-        [
-            *("measure", "ladder", "seconds", "standard error / spread"),
-            *("seconds to 2 %", "error / spread after 1 s"),
-        ],
-    ),
+    "precision": ("precision-and-cost.csv", PRECISION_COLUMNS),
 }
 
 
@@ -37,6 +31,7 @@ def shipped_results(measured: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataF
         pd.DataFrame(stored.get(name, []), columns=columns)
         for name, (_, columns) in _TABLES.items()
     )
+    precision = clear_unseen_costs(precision, orders)
     return orders[~orders.measure.isin(list(measured))], precision
 
 

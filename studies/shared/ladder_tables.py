@@ -16,7 +16,7 @@ from nlbench.studies.framework.trends import RESAMPLES
 
 from .ladder_cells import ALL_LADDERS, REFERENCE
 from .ladders import AFFINE_MAPS, LADDERS, QUESTIONS, TWIN_LADDER
-from .orders import NO_DIRECTION, WORDS, Order, is_constant, round_digits
+from .orders import NO_DIRECTION, SEEN, WORDS, Order, is_constant, round_digits
 
 Descriptions = Mapping[str, MeasureInfo]
 Orders = Mapping[tuple[str, str], Order]
@@ -31,6 +31,9 @@ ORDER_COLUMNS = [
     *("measure", "ladder", "tau", "low", "high", "seeds", "recovered", "p"),
     *("tau against affine residual", "what it does"),
 ]
+TARGET_SECONDS = f"seconds to {TARGET_ERROR * 100:g} %, extrapolated"
+COST_COLUMNS = [TARGET_SECONDS, "error / spread after 1 s"]
+PRECISION_COLUMNS = ["measure", "ladder", "seconds", "standard error / spread", *COST_COLUMNS]
 
 
 def order_table(orders: Orders) -> pd.DataFrame:
@@ -45,21 +48,22 @@ def order_table(orders: Orders) -> pd.DataFrame:
 def question_table(order: pd.DataFrame, precision: pd.DataFrame) -> pd.DataFrame:
     """Count the ladders of each question that a measure sees, and add its cost.
 
-    The affine residual certifies the ladders and is left out.
+    The cost is the median over the ladders on which it is known. The affine residual certifies the
+    ladders and is left out.
 
     Parameters
     ----------
     order, precision : DataFrame
         Results of `order_table` and `precision_table`, possibly with bundled rows.
     """
-    seconds = precision.groupby("measure")["seconds to 2 %"].median()
+    seconds = precision.groupby("measure")[TARGET_SECONDS].median()
     rows = []
     for measure, group in order[order.measure != REFERENCE].groupby("measure", sort=False):
         row: dict[str, Any] = {"measure": measure}
         for question in QUESTIONS:
             names = [n for n, ladder in LADDERS.items() if ladder.question == question]
             row[question] = _count_text(group[group.ladder.isin(names)]["what it does"])
-        row["seconds to 2 %"] = seconds.get(measure, math.nan)
+        row[TARGET_SECONDS] = seconds.get(measure, math.nan)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -110,11 +114,17 @@ def rung_table(cells: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def precision_table(cells: pd.DataFrame) -> pd.DataFrame:
+def precision_table(cells: pd.DataFrame, order: pd.DataFrame) -> pd.DataFrame:
     """Compare measures by cost at equal precision and by precision at equal cost.
 
     Standard errors are estimated from networks measured twice on different samples, times from
-    runs of a single measure. Errors are assumed to fall with the square root of the cost.
+    runs of a single measure. Costs are extrapolated: errors are assumed to fall with the square
+    root of the time.
+
+    Parameters
+    ----------
+    order : DataFrame
+        Result of `order_table`; see `clear_unseen_costs`.
     """
     rows = []
     on_ladders = cells[cells.ladder.isin(LADDERS)]
@@ -131,8 +141,16 @@ def precision_table(cells: pd.DataFrame) -> pd.DataFrame:
         # A measurement isn't cheaper than one pass over the samples.
         target_seconds = max(seconds, seconds * (error / TARGET_ERROR) ** 2)
         rows.append((measure, ladder, seconds, error, target_seconds, error * math.sqrt(seconds)))
-    columns = ["measure", "ladder", "seconds", "standard error / spread", "seconds to 2 %"]
-    return pd.DataFrame(rows, columns=[*columns, "error / spread after 1 s"])
+    return clear_unseen_costs(pd.DataFrame(rows, columns=PRECISION_COLUMNS), order)
+
+
+def clear_unseen_costs(precision: pd.DataFrame, order: pd.DataFrame) -> pd.DataFrame:
+    """Clear the costs on ladders that a measure doesn't see, where the spread may be noise."""
+    words = order["what it does"].str.removesuffix(NO_DIRECTION)
+    seen = order[words.isin(SEEN)].set_index(["measure", "ladder"]).index
+    is_seen = precision.set_index(["measure", "ladder"]).index.isin(seen)
+    costs = {name: precision[name].where(is_seen) for name in COST_COLUMNS}
+    return precision.assign(**costs)
 
 
 def exactness_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataFrame:

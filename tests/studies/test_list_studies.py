@@ -29,3 +29,18 @@ def test_tables_are_copied_without_verdicts(tmp_path):
         (tmp_path / name).write_text("a\n")
     script["copy_tables"](tmp_path, tmp_path / "target")
     assert [file.name for file in (tmp_path / "target").iterdir()] == ["table.csv"]
+
+
+def test_orders_without_a_direction_are_marked(tmp_path):
+    script = runpy.run_path(str(SCRIPT))
+    folder = tmp_path / "benchmark" / "ladders"
+    folder.mkdir(parents=True)
+    rows = [
+        "measure,ladder,tau,what it does",
+        "a,relu,-1,inverts",
+        'b,relu,-1,"inverts, no direction"',
+    ]
+    (folder / "order-tau.csv").write_text("\n".join(rows))
+    script["order_table"].__globals__["BENCHMARK"] = tmp_path / "benchmark.md"
+    lines = script["order_table"]("ladders", ["relu"]).splitlines()
+    assert lines[2:] == ["| `a` | inverts, −1.00 |", "| `b` | inverts, −1.00, no direction |"]

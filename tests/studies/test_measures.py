@@ -1,9 +1,11 @@
 """The benchmark of measures: verdicts follow from cells, and a plugin's measure is judged."""
 
+import itertools
 import math
 import statistics
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from distributions import add_entry_point
 from made_records import with_numbers
@@ -15,7 +17,7 @@ from nlbench.store.run import Run
 from nlbench.studies import measures as study
 from nlbench.studies.framework import Context
 from nlbench.studies.measures import Measures, _follows_reliably, _has_no_order
-from nlbench.studies.shared import benchmark_results
+from nlbench.studies.shared import benchmark_results, ladder_tables
 from nlbench.studies.shared.ladders import LADDERS, TWIN_LADDER
 from nlbench.studies.shared.orders import WORDS, Order
 
@@ -75,18 +77,56 @@ def test_the_analysis_orders_and_judges_recorded_cells(made, monkeypatch, tmp_pa
     assert set(found.figures) == {"Criteria by measures"}
 
 
-def test_headline_compares_measures_on_the_same_networks_only(made, monkeypatch):
-    alone = {"relu": made["relu"]}
-    # All measures are ordered here, but the shipped orders of the others have more seeds.
-    assert not Measures().analyse(alone).headline
+@pytest.fixture
+def one_ladder(monkeypatch):
+    """A benchmark whose only ladder is the one in `made`, with its seeds and samples."""
     seeds = (0, 1, 2, 3, 4, 5)
-    monkeypatch.setitem(LADDERS, "relu", replace(LADDERS["relu"], seeds=seeds))
-    assert any("affinity" in line for line in Measures().analyse(alone).headline)
-    others = changed(made, "affinity", lambda value: value)
-    missing = [r for r in others["relu"].records if r.measure.name != "affinity"]
-    monkeypatch.setattr(benchmark_results, "FILE", benchmark_results.FILE.with_name("none.json"))
-    (line,) = Measures().analyse({"relu": Run(made["relu"].manifest, missing)}).headline
-    assert "affinity" not in line
+    ladder = replace(LADDERS["relu"], rungs=LADDERS["relu"].rungs[::2], seeds=seeds)
+    monkeypatch.setattr(study, "LADDERS", {"relu": ladder})
+    monkeypatch.setattr(study, "SAMPLES", 64)
+
+
+def test_full_study_has_a_headline(made, one_ladder):
+    (line,) = Measures().analyse(made).headline
+    assert "1 of 1 ladders" in line
+    assert "affinity" in line
+    # These declare no direction, though the first recovers the ladder.
+    assert "effective-rank" not in line
+    assert "sparsity" not in line
+    assert "cheapest first on relu" in line
+
+
+@pytest.mark.parametrize("facts", [{"samples": 32}, {"seed": 9}])
+def test_other_samples_or_seeds_have_no_headline(made, one_ladder, facts):
+    *records, last = made["relu"].records
+    records.append(replace(last, subject=replace(last.subject, **facts)))
+    assert not Measures().analyse({"relu": Run(made["relu"].manifest, records)}).headline
+
+
+@pytest.mark.parametrize("fact", [{"seed": 5}, {"model": MODELS[1]}])
+def test_part_of_a_ladder_has_no_headline(made, one_ladder, fact):
+    ((name, value),) = fact.items()
+    records = [r for r in made["relu"].records if getattr(r.subject, name) != value]
+    assert not Measures().analyse({"relu": Run(made["relu"].manifest, records)}).headline
+
+
+def test_headline_requires_every_ladder(made, one_ladder, monkeypatch):
+    monkeypatch.setattr(study, "LADDERS", {**study.LADDERS, "gelu": LADDERS["gelu"]})
+    assert not Measures().analyse(made).headline
+
+
+def test_headline_claims_costs_only_if_all_are_known():
+    keys = itertools.product(("cheap", "dear"), ("relu", "sums"))
+    order = ladder_tables.order_table(dict.fromkeys(keys, Order(0.9, p_rises=0.01)))
+    precision = pd.DataFrame(
+        [("dear", "relu", 2.0), ("cheap", "relu", 1.0), ("cheap", "residual", 9.0)],
+        columns=["measure", "ladder", ladder_tables.TARGET_SECONDS],
+    )
+    activations, pairs = study._headline(order, precision)
+    assert "cheap, dear (cheapest first on relu" in activations
+    assert "cheapest" not in pairs
+    (activations, _) = study._headline(order, precision[precision.measure == "cheap"])
+    assert "cheapest" not in activations
 
 
 def test_precision_is_that_of_networks_measured_twice(made, findings):
@@ -107,7 +147,28 @@ def test_precision_is_that_of_networks_measured_twice(made, findings):
     error = (statistics.mean(d**2 for d in differences) / 2) ** 0.5
     assert row["standard error / spread"] == pytest.approx(error / statistics.stdev(means))
     needed = row.seconds * max(1, (row["standard error / spread"] / 0.02) ** 2)
-    assert row["seconds to 2 %"] == pytest.approx(needed)
+    assert row[ladder_tables.TARGET_SECONDS] == pytest.approx(needed)
+
+
+def test_costs_are_empty_where_a_ladder_is_not_seen(made):
+    def precision(change):
+        tables = Measures().analyse(changed(made, "affinity", change)).tables
+        return tables["Precision and cost"].set_index(["measure", "ladder"])
+
+    before = precision(lambda value: value).loc["affinity", "relu"]
+    after = precision(lambda value: -value).loc["affinity", "relu"]
+    assert before[ladder_tables.COST_COLUMNS].notna().all()
+    assert after[ladder_tables.COST_COLUMNS].isna().all()
+    assert after.seconds == before.seconds
+
+
+def test_shipped_costs_are_of_seen_ladders():
+    orders, precision = benchmark_results.shipped_results({})
+    costs = precision.set_index(["measure", "ladder"])[ladder_tables.TARGET_SECONDS]
+    words = orders.set_index(["measure", "ladder"])["what it does"]
+    assert costs["absdev", "relu"] > 1
+    assert words["cka", "residual"] == "not monotone"
+    assert math.isnan(costs["cka", "residual"])
 
 
 def test_shipped_results_stand_next_to_measured_ones(made, findings, monkeypatch, tmp_path):

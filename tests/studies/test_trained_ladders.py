@@ -9,6 +9,7 @@ from nlbench.studies.shared.orders import Order
 from nlbench.studies.trained_ladders import SHIPPED, TrainedLadders
 
 ORDER = "Order: Kendall's tau by network"
+EXTENT = "What was measured, and what was not"
 
 
 @pytest.fixture(scope="module")
@@ -63,5 +64,27 @@ def test_architecture_seen_in_half_of_its_sizes_does_not_count():
 
 def test_missing_packages_are_named(runs, monkeypatch):
     monkeypatch.setattr(study.Plant, "problem", property(lambda self: "something isn't installed"))
-    extent = TrainedLadders().analyse(runs).tables["What was measured, and what was not"]
+    extent = TrainedLadders().analyse(runs).tables[EXTENT]
     assert extent.set_index("network")["not run"]["crepe-tiny blended"].startswith("something")
+
+
+def test_measures_without_cells_are_listed(runs):
+    extent = TrainedLadders().analyse(runs).tables[EXTENT].set_index("network")["not run"]
+    groups = dict(
+        group.split(": ")[::-1] for group in extent["vgg8 affine activations"].split("; ")
+    )
+    assert groups["minutes a network"] == "absdev, pieces"
+    assert "nlc" in groups["not in this run"].split(", ")
+    assert "r2" not in ", ".join(groups.values()).split(", ")
+    # The quick version skips these.
+    assert extent["vgg8 blended"].endswith("absdev, pieces: not in this run")
+
+
+def test_omitted_measure_with_cells_is_not_listed():
+    (crepe,) = [plant for plant in study.PLANTS if plant.name == "crepe-full blended"]
+    assert "r2: " in study._describe_missing(crepe, ())
+    assert study._describe_missing(crepe, study.MEASURES) == ""
+    text = study._describe_missing(crepe, ("r2", "pieces"))
+    assert "absdev: minutes a network" in text
+    assert "r2" not in text
+    assert "pieces" not in text

@@ -3,6 +3,7 @@
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,6 +41,30 @@ def test_affine_rungs_are_affine_beyond_the_samples(ladder):
     x, y = 3 * torch.randn(2, 32, shape)
     mean = (network(x) + network(y)) / 2
     torch.testing.assert_close(network((x + y) / 2), mean, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "degree"), [("residual", 2), ("residual", 3), ("attention", 2)])
+def test_polynomials_explain_less_on_each_rung(name, degree):
+    """The order doesn't rest on the affine residual alone."""
+    ladder = LADDERS[name]
+    shape = int(ladder.settings["normal.shape"])
+    x = torch.randn(3000, shape, generator=torch.Generator().manual_seed(0)).double()
+    terms = [torch.ones(len(x)).double()]
+    for size in range(1, degree + 1):
+        for indices in itertools.combinations_with_replacement(range(shape), size):
+            terms.append(x[:, indices].prod(1))
+    basis = torch.linalg.qr(torch.stack(terms, 1)).Q
+    for seed in ladder.seeds:
+        fractions = []
+        for rung in ladder.rungs:
+            torch.manual_seed(seed)
+            network = registry.load("models", rung.model)(input_shape=(shape,)).double().eval()
+            with torch.no_grad():
+                y = network(x)
+            left = y - basis @ (basis.T @ y)
+            fractions.append((left.square().sum() / (y - y.mean(0)).square().sum()).item())
+        assert fractions[0] < 1e-9
+        assert (np.diff(fractions) > 1e-4).all()
 
 
 def test_full_order_can_be_significant():
