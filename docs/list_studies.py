@@ -18,9 +18,10 @@ from pathlib import Path
 
 from nlbench import registry
 from nlbench.studies.framework.verdicts import sign_test_power, smallest_mean, smallest_tolerance
+from nlbench.studies.networks.held_out import FIRST, SECOND
 from nlbench.studies.shared.benchmark_results import FILE, save_results
 from nlbench.studies.shared.ladders import HELD_OUT
-from nlbench.studies.shared.orders import CONSTANT, NO_DIRECTION
+from nlbench.studies.shared.orders import CONSTANT, NO_DIRECTION, SEEN
 from nlbench.studies.shared.orders import WORDS as ORDER_WORDS
 from nlbench.studies.trained_ladders import PLANTS
 
@@ -137,6 +138,30 @@ def order_table(name: str, ladders: Sequence[str]) -> str:
     return _table(["measure", *(name.removesuffix(" blended") for name in names)], rows)
 
 
+def held_out_table() -> str:
+    """Return how many held-out ladders each measure sees, by draw and question."""
+    (file,) = (BENCHMARK.with_name("benchmark") / "held-out-ladders").glob("order-*.csv")
+    rows = _read(file)
+    groups: dict[str, set[str]] = {}
+    for word, names in (("first", FIRST), ("second", SECOND)):
+        for name in names:
+            groups.setdefault(f"{HELD_OUT[name].question}, {word}", set()).add(name)
+    table = []
+    for measure in dict.fromkeys(row["measure"] for row in rows):
+        cells = [f"`{measure}`"]
+        for names in groups.values():
+            words = [
+                row["what it does"]
+                for row in rows
+                if row["measure"] == measure and row["ladder"] in names
+            ]
+            seen = sum(word.removesuffix(NO_DIRECTION) in SEEN for word in words)
+            mark = NO_DIRECTION if any(word.endswith(NO_DIRECTION) for word in words) else ""
+            cells.append(f"{seen} of {len(words)}{mark}" if words else "–")
+        table.append(cells)
+    return _table(["measure", *groups], table)
+
+
 def extent_table() -> str:
     """Return what was measured on each trained network, and why the rest was not."""
     folder = BENCHMARK.with_name("benchmark") / "trained-ladders"
@@ -173,7 +198,7 @@ def update(page: str) -> str:
         "verdicts": verdict_table,
         "trained": lambda: order_table("trained-ladders", [plant.name for plant in PLANTS]),
         "extent": extent_table,
-        "held-out": lambda: order_table("held-out-ladders", list(HELD_OUT)),
+        "held-out": held_out_table,
     }
     for name, table in tables.items():
         before, start, rest = page.partition(START.format(name))

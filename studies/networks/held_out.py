@@ -1,7 +1,8 @@
-"""The rule that draws the held-out ladders from a seed.
+"""The rule that draws the held-out ladders from two seeds.
 
-The seed was written down after the recommendations of docs/benchmark.md, and no ladder was drawn
-before. Each ladder leads from an affine network, at 0, to the drawn one, at 1.
+Each seed was written down after recommendations of docs/benchmark.md, and no ladder was drawn
+before. The second one draws as many ladders of each form as decide about most. Each ladder leads
+from an affine network, at 0, to the drawn one, at 1.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import math
 import random
 from dataclasses import dataclass
 
-SEED = 20261126
-NAMES = tuple(f"heldout{index}" for index in range(1, 6))
+SEEDS = (20261126, 20261129)
+FIRST = tuple(f"heldout{index}" for index in range(1, 6))
+SECOND = tuple(f"heldout{index}" for index in range(6, 24))
+NAMES = (*FIRST, *SECOND)
 FORMS = ("units", "function", "branches")
 ACTIVATIONS = ("relu", "relu6", "gelu", "silu", "tanh")
 DEGREES = (2, 3, 4, 5)
@@ -57,13 +60,18 @@ class Draw:
 def draw(name: str) -> Draw:
     """Draw the ladder with one of `NAMES`.
 
+    The forms of the second draw take turns.
+
     Examples
     --------
     >>> draw("heldout1") == draw("heldout1"), draw("heldout1") == draw("heldout2")
     (True, False)
     """
-    generator = random.Random(f"{SEED}-{name}")
+    is_second = name in SECOND
+    generator = random.Random(f"{SEEDS[is_second]}-{name}")
     form = generator.choice(FORMS)
+    if is_second:
+        form = FORMS[SECOND.index(name) % len(FORMS)]
     activation = generator.choice(ACTIVATIONS)
     depth = generator.randint(1, 4)
     width = generator.choice((16, 24, 32, 48, 64))

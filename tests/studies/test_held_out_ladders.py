@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from nlbench.studies import held_out_ladders as study
 from nlbench.studies.held_out_ladders import RECOMMENDED, _verdicts
-from nlbench.studies.networks.held_out import DEGREES, NAMES, draw
+from nlbench.studies.networks.held_out import DEGREES, FIRST, NAMES, SECOND, draw
 from nlbench.studies.networks.planted import Ladders
 from nlbench.studies.shared.ladders import HELD_OUT
 from nlbench.studies.shared.orders import Order
@@ -48,9 +47,11 @@ def test_amount_of_a_function_is_its_affine_residual(name, amount):
 
 
 def test_rule_is_fixed():
-    assert len(set(map(draw, NAMES))) == len(NAMES) == 5
+    assert len(set(map(draw, NAMES))) == len(NAMES) == 23
+    questions = [HELD_OUT[name].question for name in SECOND]
+    assert {questions.count(question) for question in RECOMMENDED} == {6}
     # As on docs/benchmark.md: another draw would be other ladders.
-    assert [draw(name).text for name in NAMES] == [
+    assert [draw(name).text for name in FIRST] == [
         "√(1 - t) x + √t (+0.48 h2 -0.78 h3 +0.16 h4 +0.38 h5) of each input",
         "blocks x + t F(x), tanh, 2 × 24 units",
         "blocks x + t F(x), tanh, 2 × 64 units",
@@ -74,26 +75,23 @@ def orders(**words):
 
 
 def test_recommendations_are_judged_on_their_own_ladders():
-    verdicts = _verdicts(orders(heldout1="falls"))
-    assert {verdict.word for verdict in verdicts} == {"needs 6 ladders"}
-    ours = {verdict.claim.rpartition(" ")[2]: verdict.ours for verdict in verdicts}
-    assert ours["activations"] == "no ladder was drawn"
-    assert ours["function"] == "heldout1: inverts; heldout5: sees"
-    assert "inverts" not in ours["network"]
+    function = [name for name in SECOND if HELD_OUT[name].question == "function"]
+    verdicts = _verdicts(orders(**{function[0]: "falls", "heldout1": "falls"}))
+    of_function = [v for v in verdicts if v.claim.endswith("function")]
+    assert {v.word for v in of_function} == {"can't tell"}
+    assert {v.ours for v in of_function} == {f"5 of 6 ladders; {function[0]}: inverts"}
+    others = [v for v in verdicts if not v.claim.endswith("function")]
+    assert {(v.word, v.ours) for v in others} == {("yes", "6 of 6 ladders")}
 
 
 @pytest.mark.parametrize(("word", "agrees"), [("sees", True), ("falls", False), ("", False)])
-def test_six_ladders_decide(monkeypatch, word, agrees):
-    ladders = {f"another{n}": replace(HELD_OUT["heldout1"]) for n in range(6)}
-    monkeypatch.setattr(study, "HELD_OUT", ladders)
+def test_six_ladders_decide(word, agrees):
     order = orders(heldout1=word)["nlc", "heldout1"]
-    (verdict,) = _verdicts({("nlc", name): order for name in ladders})
+    (verdict,) = _verdicts({("nlc", name): order for name in SECOND})
     assert verdict.agrees is agrees
 
 
-def test_undirected_measures_are_not_recommended(monkeypatch):
-    ladders = {f"another{n}": replace(HELD_OUT["heldout1"]) for n in range(6)}
-    monkeypatch.setattr(study, "HELD_OUT", ladders)
+def test_undirected_measures_are_not_recommended():
     undirected = replace(Order(0.9, p_rises=0.01), has_direction=False)
-    (verdict,) = _verdicts({("nlc", name): undirected for name in ladders})
+    (verdict,) = _verdicts({("nlc", name): undirected for name in SECOND})
     assert verdict.agrees is False
