@@ -21,6 +21,7 @@ from .shared.ladder_cells import PARAMETERS, read_cells, read_descriptions
 from .shared.ladder_tables import order_table
 from .shared.ladders import Ladder, Rung
 from .shared.orders import SEEN, WORDS, Order, orders_by_measure
+from .shared.small_networks import trained_network
 from .shared.subjects import load_on_cpu
 
 if TYPE_CHECKING:
@@ -80,6 +81,11 @@ class Plant:
         return f"{self.model.removeprefix('zoo/')} {kind}"
 
     @property
+    def is_trained_here(self) -> bool:
+        """True if the study trains the network."""
+        return self.model == "resnet20"
+
+    @property
     def problem(self) -> str:
         """Why the network can't be built. Empty if it can."""
         zoo, _, name = self.model.partition("/")
@@ -127,17 +133,31 @@ _CREPE_FULL = {
     "substitution,nlc,affine-residual,geometric-complexity,local-linearity": "minutes a cell",
     **_NO_LINES,
 }
+_LITE0: Mapping[str, Any] = {
+    **_LARGE,
+    "omitted": {
+        "r2,affine-residual": "undefined for fewer samples than channels or directions",
+        **_NO_LINES,
+    },
+}
 SHIPPED = (Plant("vgg8", "digits"), Plant("vgg8", "digits", "activations", omitted=_NO_LINES))
 PLANTS = (
     *SHIPPED,
+    Plant("resnet20", "digits"),
     _zoo("neuralfoil-xxsmall"),
     _zoo("neuralfoil-medium"),
     _zoo("neuralfoil-xxxlarge", omitted=_NO_LINES),
     _zoo("crepe-tiny", omitted=_NO_LINES),
     _zoo("crepe-full", omitted=_CREPE_FULL),
+    _zoo("mtcnn-rnet"),
+    _zoo("mtcnn-onet", omitted=_NO_LINES),
+    _zoo("minilm-l6", omitted=_TOKENS),
     _zoo("minilm-l6", "activations", omitted=_TOKENS),
+    _zoo("rxnmapper", omitted=_TOKENS),
+    _zoo("smollm2-135m", **_SMOLLM2),
     _zoo("smollm2-135m", "mlp", **_SMOLLM2),
-    *(_zoo(f"efficientnet-lite{size}", **_EFFICIENTNET) for size in range(3)),
+    _zoo("efficientnet-lite0", **_LITE0),
+    *(_zoo(f"efficientnet-lite{size}", **_EFFICIENTNET) for size in (1, 2)),
 )
 
 REMARKS = (
@@ -155,7 +175,7 @@ class TrainedLadders(Study):
 
     question = "Which measures follow nonlinearity that is planted in trained networks?"
     source = Source("", "ours; see docs/benchmark.md")
-    needs = "the zoo's packages (make zoo), 4 GB of disk; nothing if quick"
+    needs = "the zoo's packages (make zoo), 4 GB of disk, trains a ResNet20; nothing if quick"
     minutes = 30.0
     quick_minutes = 0.3
     takes = ("seeds", "measures")
@@ -163,11 +183,12 @@ class TrainedLadders(Study):
     def measure(self, context: Context) -> Runs:
         """Write the networks of each rung, and measure them on samples drawn by each seed."""
         runs = {}
-        for plant in SHIPPED if context.quick else PLANTS:
-            if plant.problem:
-                continue
+        plants = [plant for plant in (SHIPPED if context.quick else PLANTS) if not plant.problem]
+        weights = [_request_weights(context, plant) for plant in plants]
+        context.train_pending()
+        for plant, trained in zip(plants, weights, strict=True):
             ladder = plant.ladder((0, 0.5, 1) if context.quick else AMOUNTS)
-            files = _write_rungs(context, plant, ladder)
+            files = _write_rungs(context, plant, ladder, trained)
             measures = context.measures or plant.measures
             if context.quick and not context.measures:
                 measures = tuple(name for name in measures if name not in LINE_MEASURES)
@@ -202,7 +223,12 @@ class TrainedLadders(Study):
         )
 
 
-def _write_rungs(context: Context, plant: Plant, ladder: Ladder) -> tuple[str, ...]:
+def _request_weights(context: Context, plant: Plant) -> str:
+    """Return the weights of a network, and request its training if none come with it."""
+    return str(trained_network(context, plant.model, 0)) if plant.is_trained_here else "trained"
+
+
+def _write_rungs(context: Context, plant: Plant, ladder: Ladder, weights: str) -> tuple[str, ...]:
     """Write the checkpoint of each rung unless it exists. Return their paths."""
     from nlbench.serialization.files import make_folder
     from nlbench.subjects.weights import save_weights
@@ -216,7 +242,7 @@ def _write_rungs(context: Context, plant: Plant, ladder: Ladder) -> tuple[str, .
     options = tuple(sorted((plant.options or {}).items()))
     subject = load_on_cpu(
         plant.model,
-        "trained",
+        weights,
         plant.data,
         samples=plant.fitting_samples,
         split="train",

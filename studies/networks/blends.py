@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from nlbench.errors import RequestError
 
@@ -18,6 +19,21 @@ BLENDED: dict[type[nn.Module], str] = {
     nn.GELU: "gelu",
 }
 """Formulas by activation."""
+BLENDED_BY_NAME = {"GELUActivation": "gelu", "SiLUActivation": "silu"}
+"""Formulas by the class name of activations of transformers, which needn't be installed."""
+
+
+class BlendedPReLU(nn.PReLU):
+    """(1 - t) x + t PReLU(x), a PReLU with another slope. Its state is that of the original."""
+
+    def __init__(self, original: nn.PReLU, amount: float) -> None:
+        super().__init__(original.num_parameters)
+        self.weight = original.weight
+        self.amount = amount
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the blend, of the shape of `x`."""
+        return functional.prelu(x, 1 - self.amount + self.amount * self.weight)
 
 
 def blend(model: nn.Module, *, amount: float, example: Any = None) -> nn.Module:
@@ -45,9 +61,21 @@ def blend(model: nn.Module, *, amount: float, example: Any = None) -> nn.Module:
     """
     twin = copy.deepcopy(model)
     parents = [(m, n, c) for m in twin.modules() for n, c in m.named_children()]
-    activations = [entry for entry in parents if type(entry[2]) in BLENDED]
-    if not activations:
-        raise RequestError("the network has no modules ReLU, ReLU6, SiLU or GELU to blend")
-    for parent, name, module in activations:
-        setattr(parent, name, Formula(BLENDED[type(module)], amount))
+    blends = {}
+    for parent, name, module in parents:
+        blended = _blended(module, amount)
+        if blended is not None:
+            blends[parent, name] = blended
+    if not blends:
+        raise RequestError("the network has no modules ReLU, ReLU6, PReLU, SiLU or GELU to blend")
+    for (parent, name), blended in blends.items():
+        setattr(parent, name, blended)
     return twin
+
+
+def _blended(module: nn.Module, amount: float) -> nn.Module | None:
+    """Return the blend of an activation with the identity, or None for other modules."""
+    if type(module) is nn.PReLU:
+        return BlendedPReLU(module, amount)
+    formula = BLENDED.get(type(module)) or BLENDED_BY_NAME.get(type(module).__name__)
+    return Formula(formula, amount) if formula else None
