@@ -35,6 +35,8 @@ MEASURES = (
     "affinity", "r2", "cka", "linearity", "elementwise-residual", "substitution", "nlc",
     "affine-residual", "geometric-complexity", "local-linearity", *LINE_MEASURES,
 )  # fmt: skip
+POOL = {"reactions": 900}
+"""Samples that are drawn from, where 4,096 are too many."""
 LINES = {"lines.paths": "pairs", "lines.number": 8, "lines.tolerance": 0.01}
 
 
@@ -101,8 +103,9 @@ class Plant:
 
 
 def _zoo(name: str, of: str = "blend", **fields: Any) -> Plant:
-    options = {"windows": 512} if MEMBERS[name].reads_text else {"count": 4096}
-    return Plant(f"zoo/{name}", MEMBERS[name].data, of, options, **fields)
+    data = MEMBERS[name].data
+    options = {"windows": 512} if MEMBERS[name].reads_text else {"count": POOL.get(data, 4096)}
+    return Plant(f"zoo/{name}", data, of, options, **fields)
 
 
 _LINES = ",".join(LINE_MEASURES)
