@@ -93,7 +93,8 @@ def linear_floor(
     if context.quick:
         fields = {"epochs": QUICK_EPOCHS["post-training"], **fields}
     name = "-".join(filter(None, ("quick" * context.quick, fields.pop("name", ""), "linear")))
-    fields.setdefault("weights", original_network(context, model, seed))
+    if "weights" not in fields:
+        fields["weights"] = original_network(context, model, seed)
     return context.request_training(
         model, data, "post-training", seed, name=name, random_share=1.0, **fields
     )

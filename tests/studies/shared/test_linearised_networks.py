@@ -125,6 +125,22 @@ def test_late_networks_are_compared_within_their_seed():
     assert verdicts[0].ours.endswith("4 seeds")
 
 
+@pytest.mark.parametrize("study", ["early-or-late", "core-networks", "translation"])
+def test_full_studies_train_networks_on_their_own_data(study, tmp_path, monkeypatch):
+    asked = set()
+
+    def trained(self, model, data, recipe, seed, **fields):
+        asked.add((model, data))
+        return tmp_path / f"{model}-{recipe}-{seed}"
+
+    monkeypatch.setattr(Context, "request_training", trained)
+    monkeypatch.setattr(Context, "run", lambda self, *args: None)
+    registry.load("studies", study)().measure(Context(tmp_path, study))
+    data = {"vgg8": "digits", "resnet18": "digits", "transformer": "number-words"}
+    assert asked
+    assert asked == {(name, data.get(name.partition("-")[0], "mnist1d")) for name, _ in asked}
+
+
 def test_longer_training_of_late_networks_is_stated():
     remarks = registry.load("studies", "early-or-late")().analyse(late_and_early(0.03)).remarks
     assert remarks[-2].startswith("digits: late networks were trained for 40 epochs in total, ")
