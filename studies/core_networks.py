@@ -44,7 +44,7 @@ class CoreNetworks(Study):
     question = "Do the units that stay nonlinear form a core of nearly constant depth and width?"
     source = SOURCE
     needs = "linearises 55 networks (20 shared with early-or-late), trains 20"
-    minutes = 12.0
+    minutes = 21.0
     quick_minutes = 0.3
     takes = ("seeds",)
 

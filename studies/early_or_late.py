@@ -58,7 +58,7 @@ class EarlyOrLate(Study):
     question = "Is a network more accurate if it is linearised late rather than early?"
     source = SOURCE
     needs = "digits, mnist1d; linearises 101 networks (20 shared with core-networks), trains 37"
-    minutes = 11.0
+    minutes = 18.0
     quick_minutes = 0.3
     takes = ("seeds",)
 

@@ -43,7 +43,7 @@ class HeldOutLadders(Study):
     question = "Do the recommendations of the benchmark hold on ladders that were drawn after them?"
     source = Source("", "ours; see docs/benchmark.md")
     needs = "nothing"
-    minutes = 12.0
+    minutes = 5.0
     quick_minutes = 0.1
     takes = ("seeds", "measures")
 
