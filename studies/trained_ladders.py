@@ -140,6 +140,7 @@ _LITE0: Mapping[str, Any] = {
     **_LARGE,
     "omitted": {
         "r2,affine-residual": "undefined for fewer samples than channels or directions",
+        "linearity,substitution": "10 to 30 s a cell",
         **_NO_LINES,
     },
 }
@@ -152,7 +153,7 @@ PLANTS = (
     _zoo("neuralfoil-xxxlarge", omitted=_NO_LINES),
     _zoo("crepe-tiny", omitted=_NO_LINES),
     _zoo("crepe-full", omitted=_CREPE_FULL),
-    _zoo("mtcnn-rnet"),
+    _zoo("mtcnn-rnet", omitted=_NO_LINES),
     _zoo("mtcnn-onet", omitted=_NO_LINES),
     _zoo("minilm-l6", omitted=_TOKENS),
     _zoo("minilm-l6", "activations", omitted=_TOKENS),
