@@ -84,7 +84,7 @@ class Measures(Study):
     question = "Which measures detect planted nonlinearity, and at what cost?"
     source = Source("", "ours; ladders and criteria are in docs/benchmark.md")
     needs = "trains 126 small networks; nothing if quick"
-    minutes = 25.0
+    minutes = 37.0
     quick_minutes = 1.0
     takes = ("seeds", "measures")
 
