@@ -51,7 +51,9 @@ class HeldOutLadders(Study):
         """Measure every rung of every ladder, one run per ladder."""
         names = context.measures or MEASURES
         runs = {}
-        for name, ladder in list(HELD_OUT.items())[: 2 if context.quick else None]:
+        # The quick version has the first ladder of each question.
+        for name in SECOND[:3] if context.quick else HELD_OUT:
+            ladder = HELD_OUT[name]
             shorter = replace(ladder, rungs=ladder.rungs[:: 2 if context.quick else 1])
             seeds = shorter.seeds[: 3 if context.quick else None]
             for fields in build_requests(context, shorter, seeds):

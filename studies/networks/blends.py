@@ -61,15 +61,12 @@ def blend(model: nn.Module, *, amount: float, example: Any = None) -> nn.Module:
     """
     twin = copy.deepcopy(model)
     parents = [(m, n, c) for m in twin.modules() for n, c in m.named_children()]
-    blends = {}
-    for parent, name, module in parents:
-        blended = _blended(module, amount)
-        if blended is not None:
-            blends[parent, name] = blended
-    if not blends:
+    blends = [(parent, name, _blended(module, amount)) for parent, name, module in parents]
+    if all(blended is None for *_, blended in blends):
         raise RequestError("the network has no modules ReLU, ReLU6, PReLU, SiLU or GELU to blend")
-    for (parent, name), blended in blends.items():
-        setattr(parent, name, blended)
+    for parent, name, blended in blends:
+        if blended is not None:
+            setattr(parent, name, blended)
     return twin
 
 

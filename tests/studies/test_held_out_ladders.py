@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from nlbench.studies.held_out_ladders import RECOMMENDED, _verdicts
+from nlbench.studies.framework import Context
+from nlbench.studies.held_out_ladders import RECOMMENDED, HeldOutLadders, _verdicts
 from nlbench.studies.networks.held_out import DEGREES, FIRST, NAMES, SECOND, draw
 from nlbench.studies.networks.planted import Ladders
 from nlbench.studies.shared.ladders import HELD_OUT
@@ -95,3 +96,9 @@ def test_undirected_measures_are_not_recommended():
     undirected = replace(Order(0.9, p_rises=0.01), has_direction=False)
     (verdict,) = _verdicts({("nlc", name): undirected for name in SECOND})
     assert verdict.agrees is False
+
+
+def test_quick_version_has_a_ladder_of_each_question(tmp_path, monkeypatch):
+    monkeypatch.setattr(Context, "run", lambda self, request, part: request)
+    runs = HeldOutLadders().measure(Context(tmp_path, "held-out-ladders", quick=True))
+    assert {HELD_OUT[name].question for name in runs} == set(RECOMMENDED)
