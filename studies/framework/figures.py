@@ -46,7 +46,7 @@ def use_plain_log_labels(figure: Figure) -> None:
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         if isinstance(axis.get_major_formatter(), LogFormatter):
             low, high = axis.get_view_interval()
-            if high < 1e4 * low:  # decades alone would give too few labels
+            if high < 100 * low:  # decades alone would give too few labels
                 axis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
             axis.set_major_formatter(lambda x, _: f"{x:g}" if x < 1000 else large(x))
         if isinstance(axis.get_minor_formatter(), LogFormatter):

@@ -21,3 +21,17 @@ def test_logarithmic_axes_have_plain_numbers(values):
         svg = to_svg(figure, prefix="a", title="plain")
         assert "mathdefault" not in svg
         assert re.search(">(3|1)<", svg)
+
+
+def test_narrow_logarithmic_axis_has_labels():
+    with matplotlib.style.context(["default", STYLE]):
+        figure, panels = page_figure(2.0, columns=5)
+        panels[-1].barh([0, 1], [0.012, 11])
+        panels[-1].set_xscale("log")
+        use_plain_log_labels(figure)
+        figure.canvas.draw()
+        low, high = panels[-1].get_xlim()
+        shown = [
+            t.get_text() for t in panels[-1].get_xticklabels() if low < t.get_position()[0] < high
+        ]
+    assert sum(map(bool, shown)) >= 2
