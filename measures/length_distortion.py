@@ -10,6 +10,7 @@ import torch
 
 from nlbench.citation import Source
 from nlbench.measure import MoreMeans, Value
+from nlbench.options import Option
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 
 from .papers import bibtex
@@ -75,8 +76,8 @@ class LengthDistortion(PathMeasure):
 
     Cost
     ----
-    The cost of the trace or estimate, plus a forward pass for each breakpoint of a trace, or at
-    least 65 forward passes per segment of an estimate, in float32 where that resolves the steps.
+    The cost of the trace or estimate. Sites need another forward pass for each breakpoint of a
+    trace, or at least 65 per segment of an estimate, in float32 where that resolves the steps.
 
     Limits
     ------
@@ -88,6 +89,9 @@ class LengthDistortion(PathMeasure):
     version: ClassVar[str] = "3"
     more_means: ClassVar[MoreMeans] = "neither"
     scale: ClassVar[str] = "grows with the outputs"
+    options: ClassVar[Mapping[str, Option]] = {
+        "sites": Option(True, "also measure the outputs of each activation"),
+    }
     means = ("image", "length", "numerical_error")
     parts = ("site",)
     source = Source(
@@ -108,7 +112,7 @@ class LengthDistortion(PathMeasure):
     def measure_observation(self, observation: TracedSegment) -> _PathImage:
         """Measure one segment and its images in the outputs and at all sites."""
         image = self.measure_segment(observation.trace)
-        if observation.image is None:
+        if observation.image is None or not self.settings["sites"]:
             return image
         return replace(image, sites=observation.image.lengths)
 

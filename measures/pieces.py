@@ -23,7 +23,7 @@ CURVE = (0.1, 0.03, 0.01, 0.003, 0.001)
 
 # Vertices tested at once, at the start of a piece and at most, since most pieces are short.
 MIN_BLOCK_VERTICES = 4
-MAX_BLOCK_VERTICES = 32
+MAX_BLOCK_VERTICES = 16
 # Elements in memory at once, vertices above which only their hull is kept.
 BLOCK_ELEMENTS = 2**21
 MIN_HULL_VERTICES = 512
@@ -111,8 +111,11 @@ def _longest_piece(t: Array, y: Array, margin: Array) -> tuple[int, float, Array
         width = t[block, None] - t[earlier]
         rise = y[block, None] - y[earlier]
         width = np.where(width > 0, width, np.nan)[:, :, None]
-        lows = np.fmax.accumulate(np.vstack([[low], np.nanmax((rise - 2 * margin) / width, 1)]))
-        highs = np.fmin.accumulate(np.vstack([[high], np.nanmin((rise + 2 * margin) / width, 1)]))
+        # Unlike `max`, `fmax` ignores the vertices after each vertex of the block.
+        lows = np.fmax.reduce((rise - 2 * margin) / width, 1)
+        highs = np.fmin.reduce((rise + 2 * margin) / width, 1)
+        lows = np.maximum.accumulate(np.concatenate([low[None], lows]))
+        highs = np.minimum.accumulate(np.concatenate([high[None], highs]))
         impossible = (lows > highs).any(1)
         if impossible.any():
             last = int(impossible.argmax()) - 1

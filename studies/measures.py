@@ -67,6 +67,8 @@ IMAGES = 4
 segments around each."""
 QUICK_SAMPLES = 128
 QUICK_PAIRS = 2
+SETTINGS = {"lines.tolerance": 0.01, "length-distortion.sites": False, "local-complexity.traced": 0}
+"""Settings of all ladders: only values are compared, so that nothing else is measured."""
 TIMED = ("relu", "residual", "sine")
 """Ladders on which costs are measured, at most one per question."""
 BATCHES = {f"{probe}.batch": 32 for probe in ("sites", "function", "outputs", "graph")}
@@ -83,7 +85,7 @@ class Measures(Study):
 
     question = "Which measures detect planted nonlinearity, and at what cost?"
     source = Source("", "ours; ladders and criteria are in docs/benchmark.md")
-    needs = "trains 126 small networks; nothing if quick"
+    needs = "trains 121 small networks; nothing if quick"
     minutes = 37.0
     quick_minutes = 1.0
     takes = ("seeds", "measures")
@@ -173,14 +175,14 @@ def build_requests(
     context: Context, ladder: Ladder, seeds: tuple[int, ...] = ()
 ) -> Iterable[dict[str, Any]]:
     """Yield the fields of a ladder's requests, one request per seed if networks are trained."""
-    settings = {"lines.tolerance": 0.01, **ladder.settings}
+    settings = {**SETTINGS, **ladder.settings}
     if ladder.data == "digits":
         settings["lines.number"] = IMAGES
     else:
         pairs = QUICK_PAIRS if context.quick else PAIRS
         settings |= {"lines.paths": "pairs", "lines.number": pairs}
     if context.quick:
-        settings |= {"local-complexity.traced": 0, "local-complexity.samples": 16}
+        settings["local-complexity.samples"] = 16
     seeds = context.seeds or seeds or ladder.seeds[: 2 if context.quick else None]
     for group in [(seed,) for seed in seeds] if ladder.is_trained else [seeds]:
         # A request combines all models with all weights, so trained rungs are grouped by model.

@@ -210,7 +210,8 @@ LADDERS: Mapping[str, Ladder] = {
         _constructed("attention", "network", (0, 1, 2, 4, 8), shape=48),
         _trained(
             "slope",
-            [Rung(f"{s:g}", f"ladders/cnn-slope{s:g}", "plain") for s in SLOPES],
+            # Slope 0 is a ReLU: the networks of other ladders.
+            [Rung(f"{s:g}", f"ladders/cnn-slope{s:g}" if s else CNN, "plain") for s in SLOPES],
             is_affine=True,
         ),
         _trained("random", _amounts("random", (1, 0.75, 0.5, 0.25, 0)), is_affine=True),

@@ -62,6 +62,9 @@ def test_lengths_are_those_of_finely_sampled_curves(is_site_last):
     ).double()
     x = 3 * torch.randn(4, 3, dtype=torch.float64)
     result = result_of(model, x)
+    without_sites = result_of(model, x, **{"length-distortion.sites": False})
+    assert without_sites.summary == result.summary
+    assert not any(value.parts.get("site") for value in without_sites.values)
     for value, (start, end) in zip(result.values, (x[:2], x[2:]), strict=True):
         t = torch.linspace(0, 1, 100_001, dtype=torch.float64)[:, None]
         curve, own = torch.lerp(start, end, t), (end - start).norm().item()

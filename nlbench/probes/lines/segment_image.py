@@ -16,7 +16,7 @@ from .segments import Segment, points_at
 
 MIN_BATCH = 8
 MAX_BATCH = 256
-BATCH_VALUES = 2**16
+BATCH_VALUES = 2**19
 """Number of points run at a time, and of their outputs at all sites, which stay in cache."""
 FIRST_STEPS = 64
 MAX_STEPS = 1024
