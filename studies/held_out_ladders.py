@@ -28,7 +28,7 @@ QUICK_PAIRS = 2
 """Pairs of samples that paths join."""
 RECOMMENDED = {
     "activations": ("r2", "linearity", "cka", "affinity", "elementwise-residual"),
-    "function": ("nlc", "rugosity", "absdev", "pieces", "local-linearity"),
+    "function": ("nlc", "rugosity", "absdev", "pieces"),
     "network": ("local-linearity", "pieces", "absdev chord", "absdev range"),
 }
 """Measures that docs/benchmark.md recommended for order before the second draw, by question.

@@ -22,7 +22,7 @@ from nlbench.request import ExecutionOptions, Request
 from nlbench.studies.networks.planted import MAPS
 
 from .framework import Context, Findings, Runs, Study, Verdict
-from .framework.figures import COLOURS, draw_intervals, page_figure
+from .framework.figures import COLOURS, draw_intervals, legend_below, page_figure
 from .framework.trends import network_interval
 from .framework.verdicts import Decision, all_hold, mean_above, mean_near, within
 from .shared.benchmark_results import shipped_results
@@ -468,7 +468,7 @@ def _mean_orders(order: pd.DataFrame, question: str) -> pd.DataFrame:
 
 
 def _figure(order: pd.DataFrame, precision: pd.DataFrame, measured: Sequence[str]) -> Figure:
-    """Plot each measure's mean tau and its interval for each question, and its cost.
+    """Plot each measure's mean tau and its interval for each question, and its cost by ladder.
 
     Bundled results, for measures that this study did not run, have hollow markers.
     """
@@ -486,12 +486,13 @@ def _figure(order: pd.DataFrame, precision: pd.DataFrame, measured: Sequence[str
         axes.axvline(0, color="0.7", lw=0.8)
         axes.set(xlim=(-1.08, 1.08), xlabel="mean τ")
         axes.set_title(question, fontsize=8)
-    seconds = precision.groupby("measure")[TARGET_SECONDS].median()
-    known = [(row, seconds[name]) for row, name in enumerate(names) if name in seconds.index]
-    known = [(row, value) for row, value in known if value > 0 and math.isfinite(value)]
-    panels[-1].barh([row for row, _ in known], [value for _, value in known], color="0.75")
+    for (ladder, costs), marker in zip(precision.groupby("ladder"), "o^s", strict=False):
+        known = costs[costs.measure.isin(names) & costs[TARGET_SECONDS].gt(0)]
+        places = [names.index(name) for name in known.measure]
+        panels[-1].plot(known[TARGET_SECONDS], places, marker, ms=3.5, color="0.4", label=ladder)
     panels[-1].set(xscale="log", xlabel="seconds")
     panels[-1].set_title("cost to 2 %", fontsize=8)
+    legend_below(figure, panels[-1], len(TIMED))
     panels[0].set_yticks(range(len(names)), names, fontsize=7.5)
     panels[0].set_ylim(len(names) - 0.4, -0.6)
     return figure

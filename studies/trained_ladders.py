@@ -33,11 +33,10 @@ AMOUNTS = (0, 0.25, 0.5, 0.75, 1)
 LINE_MEASURES = ("absdev", "pieces")
 MEASURES = (
     "affinity", "r2", "cka", "linearity", "elementwise-residual", "substitution", "nlc",
-    "affine-residual", "geometric-complexity", "local-linearity", *LINE_MEASURES,
+    "affine-residual", "geometric-complexity", "local-linearity", "rugosity", *LINE_MEASURES,
 )  # fmt: skip
 POOL = {"reactions": 900}
 """Samples that are drawn from, where 4,096 are too many."""
-LINES = {"lines.paths": "pairs", "lines.number": 8, "lines.tolerance": 0.01}
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,8 @@ class Plant:
         Options of the dataset, which give each seed samples of its own.
     samples, draws : int
         Number of samples that each seed draws, and of seeds.
+    segments : int
+        Number of segments between pairs of samples, for measures of lines.
     fitting_samples : int
         Number of training samples on which affine maps are fitted.
     omitted : mapping of str to str
@@ -67,6 +68,7 @@ class Plant:
     options: Mapping[str, Any] | None = None
     samples: int = 64
     draws: int = 5
+    segments: int = 8
     fitting_samples: int = 256
     omitted: Mapping[str, str] = field(default_factory=dict)
 
@@ -99,6 +101,8 @@ class Plant:
         rungs = tuple(Rung(f"{a:g}", self.model, f"{kind}{a:g}") for a in amounts)
         family = self.data.partition("/")[0]
         settings = {f"{family}.{key}": value for key, value in (self.options or {}).items()}
+        lines = {"paths": "pairs", "number": self.segments, "tolerance": 0.01}
+        settings |= {f"lines.{key}": value for key, value in lines.items()}
         return Ladder(self.name, self.data, rungs, settings=settings)
 
 
@@ -111,14 +115,18 @@ def _zoo(name: str, of: str = "blend", **fields: Any) -> Plant:
 _LINES = ",".join(LINE_MEASURES)
 _NO_LINES = {_LINES: "minutes a network"}
 _TOKENS = {
-    f"nlc,affine-residual,geometric-complexity,local-linearity,{_LINES}": "undefined for tokens"
+    f"nlc,affine-residual,geometric-complexity,local-linearity,rugosity,{_LINES}": (
+        "undefined for tokens"
+    )
 }
 _LARGE = {"samples": 8, "draws": 3}
 _EFFICIENTNET: Mapping[str, Any] = {
     **_LARGE,
     "omitted": {
         "r2,affine-residual": "undefined for fewer samples than channels or directions",
-        "linearity,substitution,nlc,geometric-complexity,local-linearity": "10 to 30 s a cell",
+        "linearity,substitution,nlc,geometric-complexity,local-linearity,rugosity": (
+            "10 to 30 s a cell"
+        ),
         **_NO_LINES,
     },
 }
@@ -133,21 +141,23 @@ _SMOLLM2: Mapping[str, Any] = {
 }
 _CREPE_FULL = {
     "r2": "undefined for fewer samples than channels",
-    "substitution,nlc,affine-residual,geometric-complexity,local-linearity": "minutes a cell",
+    "substitution,nlc,affine-residual,geometric-complexity,local-linearity,rugosity": (
+        "minutes a cell"
+    ),
     **_NO_LINES,
 }
 _LITE0: Mapping[str, Any] = {
     **_LARGE,
     "omitted": {
         "r2,affine-residual": "undefined for fewer samples than channels or directions",
-        "linearity,substitution": "10 to 30 s a cell",
+        "linearity,substitution,rugosity": "10 to 30 s a cell",
         **_NO_LINES,
     },
 }
 SHIPPED = (Plant("vgg8", "digits"), Plant("vgg8", "digits", "activations", omitted=_NO_LINES))
 PLANTS = (
     *SHIPPED,
-    Plant("resnet20", "digits"),
+    Plant("resnet20", "digits", segments=4),
     _zoo("neuralfoil-xxsmall"),
     _zoo("neuralfoil-medium"),
     _zoo("neuralfoil-xxxlarge", omitted=_NO_LINES),
@@ -203,7 +213,7 @@ class TrainedLadders(Study):
                 files,
                 context.seeds_or(plant.draws, 3),
                 plant.samples,
-                settings=applicable({**LINES, **ladder.settings}, measures, plant.data),
+                settings=applicable(ladder.settings, measures, plant.data),
             )
             runs[ladder.name] = context.run(request, ladder.name.replace(" ", "-"))
         return runs

@@ -46,26 +46,25 @@ def order_table(orders: Orders) -> pd.DataFrame:
 
 
 def question_table(order: pd.DataFrame, precision: pd.DataFrame) -> pd.DataFrame:
-    """Count the ladders of each question that a measure sees, and add its cost.
+    """Count the ladders of each question that a measure sees, and add its cost on single ladders.
 
-    The cost is the median over the ladders on which it is known. The affine residual certifies the
-    ladders and is left out.
+    The affine residual certifies the ladders and is left out.
 
     Parameters
     ----------
     order, precision : DataFrame
         Results of `order_table` and `precision_table`, possibly with bundled rows.
     """
-    seconds = precision.groupby("measure")[TARGET_SECONDS].median()
+    seconds = precision.pivot_table(TARGET_SECONDS, "measure", "ladder", sort=False, dropna=False)
     rows = []
     for measure, group in order[order.measure != REFERENCE].groupby("measure", sort=False):
         row: dict[str, Any] = {"measure": measure}
         for question in QUESTIONS:
             names = [n for n, ladder in LADDERS.items() if ladder.question == question]
             row[question] = _count_text(group[group.ladder.isin(names)]["what it does"])
-        row[TARGET_SECONDS] = seconds.get(measure, math.nan)
         rows.append(row)
-    return pd.DataFrame(rows)
+    seconds = seconds.add_prefix(f"{TARGET_SECONDS}, on ")
+    return pd.DataFrame(rows).merge(seconds, "left", left_on="measure", right_index=True)
 
 
 def _count_text(words: pd.Series[Any]) -> str:
