@@ -150,14 +150,14 @@ _LITE0: Mapping[str, Any] = {
     **_LARGE,
     "omitted": {
         "r2,affine-residual": "undefined for fewer samples than channels or directions",
-        "linearity,substitution,rugosity": "10 to 30 s a cell",
+        "linearity,substitution,geometric-complexity,rugosity": "10 to 30 s a cell",
         **_NO_LINES,
     },
 }
 SHIPPED = (Plant("vgg8", "digits"), Plant("vgg8", "digits", "activations", omitted=_NO_LINES))
 PLANTS = (
     *SHIPPED,
-    Plant("resnet20", "digits", segments=4),
+    Plant("resnet20", "digits", draws=3, segments=4),
     _zoo("neuralfoil-xxsmall"),
     _zoo("neuralfoil-medium"),
     _zoo("neuralfoil-xxxlarge", omitted=_NO_LINES),

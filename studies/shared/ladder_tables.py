@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 from nlbench.reports.tables import MeasureInfo
 from nlbench.studies.framework import Runs
@@ -16,7 +18,7 @@ from nlbench.studies.framework.trends import RESAMPLES
 
 from .ladder_cells import ALL_LADDERS, REFERENCE
 from .ladders import AFFINE_MAPS, LADDERS, QUESTIONS, TWIN_LADDER
-from .orders import NO_DIRECTION, SEEN, WORDS, Order, is_constant, round_digits
+from .orders import NO_DIRECTION, SEEN, WORDS, Order, round_digits
 
 Descriptions = Mapping[str, MeasureInfo]
 Orders = Mapping[tuple[str, str], Order]
@@ -232,12 +234,12 @@ def agreement_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataF
         index=["ladder", "seed", "rung"], columns="measure", values="value"
     )
     wide = wide.map(round_digits) * pd.Series(senses)
-    groups = [group for _, group in wide.groupby(level=["ladder", "seed"])]
+    groups = [group.to_numpy() for _, group in wide.groupby(level=["ladder", "seed"])]
     names = [str(name) for name in wide.columns]
     texts = {name: {name: "1"} for name in names}
     for index, a in enumerate(names):
-        for b in names[:index]:
-            text = _rank_correlation([group[[a, b]].dropna() for group in groups])
+        for other, b in enumerate(names[:index]):
+            text = _rank_correlation([group[:, [index, other]] for group in groups])
             texts[a][b] = texts[b][a] = text
     rows = []
     for a in names:
@@ -245,12 +247,14 @@ def agreement_table(cells: pd.DataFrame, descriptions: Descriptions) -> pd.DataF
     return pd.DataFrame(rows, columns=["measure", *names])
 
 
-def _rank_correlation(groups: Iterable[pd.DataFrame]) -> str:
+def _rank_correlation(groups: Iterable[NDArray[np.float64]]) -> str:
     """Format the pooled within-group rank correlation with its interval."""
     moments = []
-    for both in groups:
-        if len(both) > 2 and not any(is_constant(both[name]) for name in both):
-            x, y = (both.rank() - both.rank().mean()).to_numpy().T
+    for group in groups:
+        both = group[~np.isnan(group).any(1)]
+        if len(both) > 2 and np.ptp(both, axis=0).all():
+            ranks = rankdata(both, axis=0)
+            x, y = (ranks - ranks.mean(0)).T
             moments.append((x @ y, x @ x, y @ y))
     if len(moments) < 2:
         return ""
