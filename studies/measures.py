@@ -86,7 +86,7 @@ class Measures(Study):
     question = "Which measures detect planted nonlinearity, and at what cost?"
     source = Source("", "ours; ladders and criteria are in docs/benchmark.md")
     needs = "trains 121 small networks; nothing if quick"
-    minutes = 37.0
+    minutes = 30.0
     quick_minutes = 1.0
     takes = ("seeds", "measures")
 
