@@ -162,12 +162,13 @@ class Measures(Study):
         }
         verdicts = [*_exact_verdicts(exact), *_ladder_verdicts(orders)]
         verdicts += _claim_verdicts(orders, cells, tables[FITS])
+        is_full = _is_full(runs)
         return Findings(
             verdicts,
             {title: table for title, table in tables.items() if len(table)},
-            {"Criteria by measures": _figure(order, precision, names)},
+            {"Criteria by measures": _figure(order if is_full else measured, precision, names)},
             _remarks(cells, list(shipped.measure.unique())),
-            headline=_headline(order, precision) if _is_full(runs) else [],
+            headline=_headline(order, precision, names) if is_full else [],
         )
 
 
@@ -245,8 +246,11 @@ def _is_full(runs: Runs) -> bool:
     return True
 
 
-def _headline(order: pd.DataFrame, precision: pd.DataFrame) -> list[str]:
-    """For each question, name the measures with a direction that see the most ladders."""
+def _headline(order: pd.DataFrame, precision: pd.DataFrame, measured: Sequence[str]) -> list[str]:
+    """For each question, name the measures with a direction that see the most ladders.
+
+    They are sorted by cost if all were measured here: seconds depend on the machine.
+    """
     seen = order[order["what it does"].isin(SEEN) & (order.measure != REFERENCE)]
     lines = []
     for question, words in QUESTIONS.items():
@@ -254,15 +258,16 @@ def _headline(order: pd.DataFrame, precision: pd.DataFrame) -> list[str]:
         counts = seen[seen.ladder.isin(ladders)].groupby("measure", sort=False).size()
         if not len(counts):
             continue
+        best = list(counts.index[counts == counts.max()])
         timed = [name for name in TIMED if name in ladders]
         costs = precision[precision.ladder.isin(timed)].set_index("measure")[TARGET_SECONDS]
-        best = costs.reindex(counts.index[counts == counts.max()]).sort_values(kind="stable")
-        is_priced = best.notna().all()
-        note = f" (cheapest first on {timed[0]}, at equal precision)" if is_priced else ""
+        note = ""
+        if costs.reindex(best).notna().all() and set(best) <= set(measured):
+            best = list(costs.reindex(best).sort_values(kind="stable").index)
+            note = f" (cheapest first on {timed[0]}, by estimates without a test)"
         lines.append(
-            f"{words} {counts.max()} of {len(ladders)} ladders are seen by "
-            f"{', '.join(best.index)}{note}; others that declare a direction see fewer, or have "
-            "no value on some."
+            f"{words} {counts.max()} of {len(ladders)} ladders are seen by {', '.join(best)}"
+            f"{note}; others that declare a direction see fewer, or have no value on some."
         )
     return lines
 
@@ -470,7 +475,7 @@ def _mean_orders(order: pd.DataFrame, question: str) -> pd.DataFrame:
 def _figure(order: pd.DataFrame, precision: pd.DataFrame, measured: Sequence[str]) -> Figure:
     """Plot each measure's mean tau and its interval for each question, and its cost by ladder.
 
-    Bundled results, for measures that this study did not run, have hollow markers.
+    Bundled results, for measures that a full study did not run, have hollow markers.
     """
     by_question = {question: _mean_orders(order, question) for question in QUESTIONS}
     taus = pd.DataFrame({question: means.tau for question, means in by_question.items()})
