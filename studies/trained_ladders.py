@@ -114,7 +114,7 @@ def _zoo(name: str, of: str = "blend", **fields: Any) -> Plant:
 
 _LINES = ",".join(LINE_MEASURES)
 _NO_LINES = {_LINES: "minutes a network"}
-_CHEAP = {f"geometric-complexity,{_LINES}": "minutes a network"}
+_COSTLY = {f"geometric-complexity,{_LINES}": "minutes a network"}
 _TOKENS = {
     f"nlc,affine-residual,geometric-complexity,local-linearity,rugosity,{_LINES}": (
         "undefined for tokens"
@@ -162,10 +162,10 @@ PLANTS = (
     _zoo("neuralfoil-xxsmall"),
     _zoo("neuralfoil-medium"),
     _zoo("neuralfoil-xxxlarge", omitted=_NO_LINES),
-    _zoo("crepe-tiny", omitted=_CHEAP),
+    _zoo("crepe-tiny", omitted=_COSTLY),
     _zoo("crepe-full", omitted=_CREPE_FULL),
     _zoo("mtcnn-rnet", omitted=_NO_LINES),
-    _zoo("mtcnn-onet", omitted=_CHEAP),
+    _zoo("mtcnn-onet", omitted=_COSTLY),
     _zoo("minilm-l6", omitted=_TOKENS),
     _zoo("minilm-l6", "activations", omitted=_TOKENS),
     _zoo("rxnmapper", omitted=_TOKENS),

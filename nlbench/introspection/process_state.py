@@ -72,14 +72,10 @@ class AttributeSnapshot:
         return _modules() == self._modules
 
     def _is_unchanged(self) -> bool:
-        """Compare all values at once, which is ten times as fast as owner by owner.
-
-        Lists compare objects by identity first. One that equals another is no change either.
-        """
-        try:
-            return list(chain.from_iterable(self._views)) == self._values
-        except Exception:  # A replaced array has no truth value.
-            return False
+        """Compare all values at once, which is three times as fast as owner by owner."""
+        now = chain.from_iterable(self._views)
+        is_as_long = sum(map(len, self._views)) == len(self._values)
+        return is_as_long and not any(map(is_not, now, self._values))
 
     def restore(self) -> Iterator[tuple[str, bool]]:
         """Restore what was replaced, and yield each name with False if that was not possible."""

@@ -91,6 +91,8 @@ CHANGES = {
     "numpy.linalg.norm": lambda: setattr(np.linalg, "norm", print),
     "math.exp": lambda: setattr(math, "exp", math.log),
     "torch.pi": lambda: setattr(torch, "pi", 3.0),
+    # Equal, but another object, with which arithmetic differs.
+    "math.pi": lambda: setattr(math, "pi", torch.tensor(math.pi)),
     "sys.modules['torch.nn.functional']": lambda: sys.modules.pop("torch.nn.functional"),
     "sys.path": lambda: sys.path.clear(),
     "sys.meta_path": lambda: setattr(sys, "meta_path", []),
